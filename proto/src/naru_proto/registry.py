@@ -1,0 +1,113 @@
+"""The route map's records: what stands in Redis, as dataclasses and JSON. No pydantic, so that workers start fast.
+
+Readers ignore fields they do not know, so that parts of different versions can share a board.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from naru_proto.errors import InternalError
+
+_R = TypeVar("_R", bound="_Record")
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, no spaces."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls: type[_R], text: str | bytes) -> _R:
+        """Reads a record.
+
+        Raises:
+            InternalError: not such a record.
+        """
+        try:
+            return cls._from_dict(json.loads(text))
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise InternalError(f"the route map holds {text[:80]!r}, not a {cls.__name__}: {exc}") from exc
+
+    @classmethod
+    def _from_dict(cls: type[_R], data: dict[str, Any]) -> _R:
+        known = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{k: v for k, v in data.items() if k in known})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord(_Record):
+    """A model that may be asked for. Written by the control plane from a ModelDeployment."""
+
+    name: str
+    uri: str
+    generation: int
+    revision: str = ""
+    aliases: tuple[str, ...] = ()
+    min_replicas: int = 1
+    created_s: int = 0
+    """Unix seconds, for /v1/models."""
+
+    @classmethod
+    def _from_dict(cls, data: dict[str, Any]) -> ModelRecord:
+        known = {f.name for f in dataclasses.fields(cls)}
+        data = {k: v for k, v in data.items() if k in known}
+        data["aliases"] = tuple(data.get("aliases", ()))
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfoRecord(_Record):
+    """Facts a router needs of a loaded model, read from its files by the worker."""
+
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    chat_template: str
+    bos_token: str
+    eos_token: str
+
+    def digest(self) -> str:
+        """Hex identity of the content."""
+        return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentRecord(_Record):
+    """One model on one worker."""
+
+    state: str
+    """Lower-case ModelState: cold, fetching, loading, ready, draining, failed."""
+    generation: int = 0
+    info_digest: str = ""
+    """Key of the ModelInfoRecord; empty until loaded."""
+    bytes_done: int = 0
+    bytes_total: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord(_Record):
+    """A worker's lease: who it is, where, and what it holds."""
+
+    worker_id: str
+    address: str
+    """host:port of its gRPC server."""
+    epoch: str
+    models: dict[str, ResidentRecord]
+    draining: bool = False
+    pool: str = "default"
+    num_running: int = 0
+    num_waiting: int = 0
+
+    @classmethod
+    def _from_dict(cls, data: dict[str, Any]) -> WorkerRecord:
+        known = {f.name for f in dataclasses.fields(cls)}
+        data = {k: v for k, v in data.items() if k in known}
+        data["models"] = {name: ResidentRecord._from_dict(r) for name, r in data["models"].items()}
+        return cls(**data)

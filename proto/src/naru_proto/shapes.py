@@ -1,0 +1,206 @@
+"""Shapes of models and what they take of memory, as plain values.
+
+Called wherever bytes are promised before a model is loaded: validation, placement, admission, `naru plan`. All of them
+must agree to the byte, so the arithmetic stands here once. Reads no files: a worker that has a model's files open knows
+the exact weights and passes them in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from naru_proto.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How numbers lie in memory: blocks of `block_size` weights in `block_bytes` bytes, along a matrix's rows."""
+
+    name: str
+    block_size: int
+    block_bytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of one weight, scales included."""
+        return 8 * self.block_bytes / self.block_size
+
+    def row_bytes(self, num_columns: int) -> int:
+        """Bytes of one row; a row that is not whole blocks is padded to them."""
+        return -(-num_columns // self.block_size) * self.block_bytes
+
+    def matrix_bytes(self, num_rows: int, num_columns: int) -> int:
+        """Bytes of a matrix."""
+        return num_rows * self.row_bytes(num_columns)
+
+
+WEIGHT_FORMATS = {
+    name: WeightFormat(name, block_size, block_bytes)
+    for name, block_size, block_bytes in (
+        ("f32", 1, 4),
+        ("f16", 1, 2),
+        ("bf16", 1, 2),
+        ("q8_0", 32, 34),
+        ("q4_0", 32, 18),
+        ("q4_1", 32, 20),
+        ("q4_k", 256, 144),
+        ("q6_k", 256, 210),
+    )
+}
+"""Formats by name: plain floats, and GGUF's blocks (scales and minima included)."""
+
+
+def weight_format(name: str) -> WeightFormat:
+    """The format of that name.
+
+    Raises:
+        InvalidRequest: there is none; names the known ones.
+    """
+    try:
+        return WEIGHT_FORMATS[name]
+    except KeyError:
+        known = ", ".join(WEIGHT_FORMATS)
+        raise InvalidRequest(f"weight format {name!r} is not known: use one of {known}", param="format") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The counts that decide a decoder's size. All positive; `num_heads` is a multiple of `num_kv_heads`.
+
+    Raises:
+        InvalidRequest: a count is not positive or the heads do not fit each other; names the field.
+    """
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    mlp: Literal["gated", "plain"] = "gated"
+    """gated: gate, up and down matrices (SwiGLU). plain: up and down (GELU)."""
+    norm: Literal["rms", "layer"] = "rms"
+    """layer: each norm has a bias beside its weight."""
+    is_head_tied: bool = False
+    """Whether the output head is the embedding."""
+    has_qkv_bias: bool = False
+    has_o_bias: bool = False
+    has_mlp_bias: bool = False
+    num_learned_positions: int = 0
+    """Rows of a learned position table; 0 where positions are rotary."""
+
+    def __post_init__(self) -> None:
+        """Refuses shapes no model has."""
+        for name in (
+            "num_layers",
+            "hidden_size",
+            "intermediate_size",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "vocab_size",
+        ):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)!r}: it must be at least 1", param=name)
+        if self.num_heads % self.num_kv_heads:
+            raise InvalidRequest(
+                f"num_heads {self.num_heads!r} is not a multiple of num_kv_heads {self.num_kv_heads!r}: "
+                "correct one of them",
+                param="num_kv_heads",
+            )
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes one copy of a model takes."""
+
+    weight_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weight_bytes + self.kv_bytes + self.workspace_bytes
+
+
+def layer_matrices(shape: ModelShape) -> tuple[tuple[int, int], ...]:
+    """(rows, columns) of one layer's matrices: q, k, v, o, then the MLP's."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    ups = ((inner, hidden),) * (2 if shape.mlp == "gated" else 1)
+    attention = ((shape.q_size, hidden), (shape.kv_size, hidden), (shape.kv_size, hidden), (hidden, shape.q_size))
+    return (*attention, *ups, (hidden, inner))
+
+
+def num_vector_weights(shape: ModelShape) -> int:
+    """Norm weights and biases over the whole model: small, and never quantized."""
+    norm = shape.hidden_size * (2 if shape.norm == "layer" else 1)
+    num_ups = 2 if shape.mlp == "gated" else 1
+    layer = 2 * norm
+    layer += shape.has_qkv_bias * (shape.q_size + 2 * shape.kv_size)
+    layer += shape.has_o_bias * shape.hidden_size
+    layer += shape.has_mlp_bias * (num_ups * shape.intermediate_size + shape.hidden_size)
+    return shape.num_layers * layer + norm
+
+
+def num_parameters(shape: ModelShape) -> int:
+    """Parameters of the model; a tied head counts once."""
+    tables = shape.vocab_size * (1 if shape.is_head_tied else 2) + shape.num_learned_positions
+    layer = sum(rows * columns for rows, columns in layer_matrices(shape))
+    return tables * shape.hidden_size + shape.num_layers * layer + num_vector_weights(shape)
+
+
+def weight_bytes(shape: ModelShape, matrices: WeightFormat, tables: WeightFormat | None = None) -> int:
+    """Bytes of the weights: `matrices` for the layers, `tables` (the same if None) for embedding and head, rest f32."""
+    table = tables or matrices
+    f32 = WEIGHT_FORMATS["f32"]
+    layer = sum(matrices.matrix_bytes(rows, columns) for rows, columns in layer_matrices(shape))
+    num_tables = 1 if shape.is_head_tied else 2
+    return (
+        shape.num_layers * layer
+        + num_tables * table.matrix_bytes(shape.vocab_size, shape.hidden_size)
+        + f32.matrix_bytes(shape.num_learned_positions, shape.hidden_size)
+        + num_vector_weights(shape) * f32.block_bytes
+    )
+
+
+def kv_bytes_per_token(shape: ModelShape, bytes_per_element: int = 2) -> int:
+    """Bytes of keys and values one token takes over all layers: 2 · layers · kv heads · head size · bytes."""
+    return 2 * shape.num_layers * shape.kv_size * bytes_per_element
+
+
+def kv_bytes(shape: ModelShape, num_tokens: int, block_size: int, bytes_per_element: int = 2) -> int:
+    """Bytes of the KV blocks that hold `num_tokens` tokens of one sequence; the last block counts whole."""
+    num_blocks = -(-num_tokens // block_size)
+    return num_blocks * block_size * kv_bytes_per_token(shape, bytes_per_element)
+
+
+def max_kv_tokens(shape: ModelShape, num_bytes: int, block_size: int, bytes_per_element: int = 2) -> int:
+    """Tokens whose KV blocks fit in `num_bytes`: whole blocks only, 0 where not one fits."""
+    block_bytes = block_size * kv_bytes_per_token(shape, bytes_per_element)
+    return max(num_bytes, 0) // block_bytes * block_size
+
+
+def footprint(
+    shape: ModelShape,
+    matrices: WeightFormat,
+    tables: WeightFormat | None = None,
+    *,
+    num_kv_tokens: int,
+    block_size: int,
+    workspace_bytes: int = 0,
+) -> Footprint:
+    """What one copy takes with room for `num_kv_tokens` tokens of KV cache in float16."""
+    return Footprint(weight_bytes(shape, matrices, tables), kv_bytes(shape, num_kv_tokens, block_size), workspace_bytes)

@@ -1,0 +1,1 @@
+"""Generated wire messages and gRPC stubs; print them anew with `make gen`."""
