@@ -1,0 +1,158 @@
+"""Any interleaving of arrival, fork, preemption, cancel, stop, failure and prefix hits in a tiny pool.
+
+After each step all invariants of blocks and queues hold; at the end every request ended once, all blocks are back, and
+every choice that was left alone equals its solo run.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from naru_proto.errors import ContextLengthExceeded
+from naru_worker.core.request import FinishReason, Request, Sequence
+from naru_worker.core.sampling import SamplingParams
+from naru_worker.core.testing import solo_outcome
+from naru_worker.core.testing_engine import PretendEngine
+
+TEXT = tuple(index * 7 % 11 for index in range(40))
+"""All prompts are cut from it, so that many share a beginning."""
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """One engine; rules are what clients, runner and detokenizer may do between and during steps."""
+
+    @initialize(
+        num_blocks=st.integers(6, 24),
+        block_size=st.sampled_from([1, 2, 3, 4]),
+        max_num_seqs=st.integers(1, 6),
+        extra_tokens=st.integers(0, 12),
+        max_model_len=st.sampled_from([9, 16, 30]),
+        chunk=st.sampled_from([None, 1, 3, 50]),
+        watermark_ratio=st.sampled_from([0.0, 0.1]),
+        enable_prefix_caching=st.booleans(),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        extra_tokens: int,
+        max_model_len: int,
+        chunk: int | None,
+        watermark_ratio: float,
+        enable_prefix_caching: bool,
+    ) -> None:
+        self.engine = PretendEngine(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + extra_tokens,
+            max_model_len=max_model_len,
+            long_prefill_chunk_tokens=chunk,
+            watermark_ratio=watermark_ratio,
+            enable_prefix_caching=enable_prefix_caching,
+            vocab_size=11,
+            eos_token_ids=(3,),
+        )
+        self.requests: list[Request] = []
+        self.disturbed: set[Sequence] = set()
+
+    @rule(
+        begin=st.sampled_from([0, 0, 0, 1]),
+        length=st.integers(1, 14),
+        max_tokens=st.sampled_from([None, 0, 1, 4, 9]),
+        n=st.sampled_from([1, 1, 2, 3]),
+        priority=st.sampled_from([0, 0, -1, 1]),
+        cache_salt=st.sampled_from([b"", b"", b"t"]),
+        ignore_eos=st.booleans(),
+        prompt_logprobs=st.sampled_from([None, None, 1]),
+        skip_prefix_cache=st.sampled_from([False, False, True]),
+    )
+    def arrive(
+        self,
+        begin: int,
+        length: int,
+        max_tokens: int | None,
+        n: int,
+        priority: int,
+        cache_salt: bytes,
+        ignore_eos: bool,
+        prompt_logprobs: int | None,
+        skip_prefix_cache: bool,
+    ) -> None:
+        params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=ignore_eos, prompt_logprobs=prompt_logprobs)
+        try:
+            request = self.engine.request(
+                TEXT[begin : begin + length],
+                params,
+                priority=priority,
+                cache_salt=cache_salt,
+                skip_prefix_cache=skip_prefix_cache,
+            )
+        except ContextLengthExceeded:
+            return
+        self.requests.append(request)
+
+    @rule(num_steps=st.integers(1, 6))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.engine.step()
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), in_flight=st.booleans())
+    def cancel(self, data: st.DataObject, in_flight: bool) -> None:
+        request = data.draw(st.sampled_from(self.requests))
+        self.disturbed.update(s for s in request.sequences if s not in self.engine.finished)
+        if in_flight:
+            self.engine.step(between=lambda: self.engine.cancel(request))
+        else:
+            self.engine.cancel(request)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def stop_string(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.requests))
+        sequence = data.draw(st.sampled_from(request.sequences))
+        # A stop string needs text; a sequence without output cannot have one.
+        if sequence.num_output_tokens and self.engine.scheduler.finish_sequence(sequence, FinishReason.STOP):
+            self.engine.finished[sequence] = FinishReason.STOP
+            self.disturbed.add(sequence)
+
+    @rule()
+    def fail_step(self) -> None:
+        plan = self.engine.step(fails=True)
+        self.disturbed.update(s for row in plan.rows for s in row.sequence.request.sequences)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.drain()
+        stats = self.engine.scheduler.kv_stats()
+        assert (stats.num_used_blocks, stats.num_wasted_slots) == (0, 0)
+        assert self.engine.kv.cache.hashes() == () or self.engine.kv.num_free_blocks
+        for request in self.requests:
+            for sequence in request.sequences:
+                self.check_outcome(request, sequence)
+
+    def check_outcome(self, request: Request, sequence: Sequence) -> None:
+        engine = self.engine
+        pool_tokens = engine.kv.num_usable_blocks * engine.kv.block_size
+        length = min(engine.config.max_model_len, pool_tokens + 1)
+        expected, reason = solo_outcome(engine.model, request, sequence.index, max_model_len=length, eos_token_ids=(3,))
+        output = engine.tokens.get(sequence, [])
+        if sequence in self.disturbed:
+            assert output == expected[: len(output)]
+        else:
+            assert (output, engine.finished[sequence]) == (expected, reason)
+        logprobs = engine.prompt_logprobs.get(sequence)
+        if logprobs is not None:
+            ids = [item.chosen.token_id if item.chosen else None for item in logprobs]
+            assert ids == [None, *request.prompt_token_ids[1:]]
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestSchedulerMachine = SchedulerMachine.TestCase

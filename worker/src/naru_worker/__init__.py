@@ -1,0 +1,1 @@
+"""The worker: one process, many models, one paged-attention engine."""

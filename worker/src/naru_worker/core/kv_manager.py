@@ -1,0 +1,279 @@
+"""Block tables of one model's sequences: prefix hits, allocation, copy-on-write forks, and giving back.
+
+Called by the scheduler. It decides which block holds which tokens and never touches a tensor: what must be copied
+between blocks leaves as a list that the runner carries out before anything else.
+
+Between steps a sequence's table has exactly ``ceil(num_computed_tokens / block_size)`` blocks, and every block the
+prefix cache offers is full and computed. Nobody writes into a block that another sequence holds or that the cache
+offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from naru_worker.core.blocks import Block, BlockPool
+from naru_worker.core.kv_stats import KVStats, count_wasted_slots
+from naru_worker.core.prefix_cache import BlockHasher, PrefixCache, root_hash
+from naru_worker.core.request import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """What the cache has of a sequence's known tokens. Valid until the next allocation."""
+
+    blocks: tuple[Block, ...] = ()
+    num_tokens: int = 0
+    """At most the known tokens less one: the last is computed again, or there would be no logits."""
+    awaited_hash: bytes | None = None
+    """The next block, where a running sequence is computing it right now: waiting for it saves the work."""
+
+
+NO_MATCH = PrefixMatch()
+
+
+class KVManager:
+    """The KV cache of one model, as numbers. Mutates `block_table`, `block_hashes` and (fork, free) the computed count.
+
+    `num_blocks` includes the null block. `model_revision` names the exact weights and goes into every hash.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, model_revision: str, enable_prefix_caching: bool = True
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size!r}; it must be at least 1")
+        self.block_size = block_size
+        self.epoch = 0
+        """Grows with every `reset`: hashes reported under an older one are void."""
+        self.cache = PrefixCache()
+        self._pool = BlockPool(num_blocks, self.cache.remove)
+        self._hasher = BlockHasher(block_size)
+        self._model_revision = model_revision
+        self._is_caching = enable_prefix_caching
+        self._computing: dict[bytes, Sequence] = {}
+        self._copies: list[tuple[int, int]] = []
+        self._copy_sources: set[int] = set()
+        self._set_aside: list[Block] = []
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that sequences can hold together."""
+        return self._pool.num_usable
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be given out now."""
+        return self._pool.num_free
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens of one sequence."""
+        return -(-num_tokens // self.block_size)
+
+    def can_ever_fit(self, num_tokens: int) -> bool:
+        """Whether one sequence of this length fits the empty pool."""
+        return self.num_blocks_for(num_tokens) <= self._pool.num_usable
+
+    def num_blocks_for_choices(self, num_prompt_tokens: int, num_tokens: int, n: int) -> int:
+        """Blocks that n forks of one prompt hold side by side when each has `num_tokens` in the cache."""
+        # The block of the last prompt token is written by each fork, so it is nobody's to share.
+        num_shared = (num_prompt_tokens - 1) // self.block_size
+        return num_shared + n * (self.num_blocks_for(num_tokens) - num_shared)
+
+    def is_computing(self, block_hash: bytes) -> bool:
+        """Whether a running sequence is about to publish this block."""
+        return block_hash in self._computing
+
+    def stats(self, sequences: Iterable[Sequence]) -> KVStats:
+        """Counts blocks and slots. `sequences`: all that hold blocks."""
+        wasted = count_wasted_slots(sequences, self.block_size)
+        num_free = self._pool.num_free
+        num_used = self._pool.num_usable - num_free
+        return KVStats(
+            self._pool.num_usable, num_used, num_free, self._pool.num_free_cached, num_used * self.block_size, wasted
+        )
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def forget_copies(self) -> None:
+        """The copies of the last plan are done, or never will be: their sources may be given out again."""
+        self._copies.clear()
+        self._copy_sources.clear()
+        for block in self._set_aside:
+            self._pool.release(block)
+        self._set_aside.clear()
+
+    def copies(self) -> tuple[tuple[int, int], ...]:
+        """Copies (source, destination) due since `forget_copies`; no block is both a source and a destination."""
+        return tuple(self._copies)
+
+    def match(self, sequence: Sequence) -> PrefixMatch:
+        """Looks up the known tokens of a sequence without blocks. Changes nothing but the memo of its hashes."""
+        if not self._is_caching:
+            return NO_MATCH
+        num_tokens = len(sequence.token_ids)
+        hashes = self._hashes(sequence, num_tokens // self.block_size)
+        blocks = self.cache.lookup(hashes)
+        num_hits = len(blocks)
+        awaited = hashes[num_hits] if num_hits < len(hashes) else None
+        if awaited is not None and not self._is_sooner(self._computing.get(awaited), sequence):
+            awaited = None
+        num_hit_tokens = min(num_hits * self.block_size, num_tokens - 1)
+        return PrefixMatch(tuple(blocks[: self.num_blocks_for(num_hit_tokens)]), num_hit_tokens, awaited)
+
+    def admit(self, sequence: Sequence, match: PrefixMatch, num_tokens: int, num_spare_blocks: int) -> bool:
+        """Gives a sequence its hits and room for `num_tokens` more: all of it, or False and nothing changed.
+
+        All its known tokens must fit and leave `num_spare_blocks`, though only `num_tokens` are allocated now: a
+        prompt let in by halves would only be preempted.
+        """
+        assert not sequence.block_table, "an admitted sequence holds no blocks yet"
+        num_revived = sum(1 for block in match.blocks if block.ref_count == 0)
+        num_new = self.num_blocks_for(len(sequence.token_ids)) - len(match.blocks)
+        if match.num_tokens % self.block_size and match.blocks[-1].ref_count > 0:
+            num_new += 1
+        if self._pool.num_free - num_revived - num_new < num_spare_blocks:
+            return False
+        for block in match.blocks:
+            self._pool.acquire(block)
+        sequence.block_table = [block.block_id for block in match.blocks]
+        sequence.num_computed_tokens = match.num_tokens
+        allocated = self.allocate(sequence, num_tokens)
+        assert allocated, "room was counted before"
+        if self._is_caching:
+            full = sequence.block_hashes
+            for index in range(match.num_tokens // self.block_size, len(full)):
+                self._computing.setdefault(full[index], sequence)
+        return True
+
+    def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Makes the next `num_tokens` slots of a sequence its own to write: all, or False and nothing changed."""
+        size = self.block_size
+        table = sequence.block_table
+        computed = sequence.num_computed_tokens
+        num_new = -(-(computed + num_tokens) // size) - len(table)
+        tail: Block | None = None
+        if computed % size:
+            tail = self._pool.blocks[table[computed // size]]
+            if tail.ref_count == 1:
+                if tail.block_hash is not None:
+                    # The last token of a fully cached prompt is computed again, in place: nobody else looks at the
+                    # block, and it is published again once computed.
+                    self.cache.remove(tail)
+                tail = None
+        if num_new <= 0 and tail is None:
+            return True
+        blocks = self._pool.allocate(max(num_new, 0) + (tail is not None))
+        if blocks is None:
+            return False
+        if tail is not None:
+            copy = blocks.pop()
+            table[computed // size] = copy.block_id
+            self._copies.append((tail.block_id, copy.block_id))
+            self._copy_sources.add(tail.block_id)
+            self._release(tail)
+        table.extend([block.block_id for block in blocks])
+        return True
+
+    def publish(self, sequence: Sequence, num_computed_before: int) -> None:
+        """Enters into the cache the blocks that became full since `num_computed_before` tokens were computed.
+
+        Call it once per commit with tokens that are final: what is published is offered to everybody.
+        """
+        first = num_computed_before // self.block_size
+        last = sequence.num_computed_tokens // self.block_size
+        if first == last or not self._is_caching:
+            return
+        hashes = self._hashes(sequence, last)
+        for index in range(first, last):
+            self._disown(hashes[index], sequence)
+            block = self._pool.blocks[sequence.block_table[index]]
+            if block.block_hash is None:
+                self.cache.store(hashes[index], block)
+
+    def fork(self, elder: Sequence, sibling: Sequence, num_tokens: int) -> None:
+        """Lets a sibling without blocks share the elder's first `num_tokens` computed tokens."""
+        assert num_tokens <= elder.num_computed_tokens, "only computed tokens can be shared"
+        assert not sibling.block_table, "a sibling forks once"
+        table = elder.block_table[: self.num_blocks_for(num_tokens)]
+        for block_id in table:
+            self._pool.acquire(self._pool.blocks[block_id])
+        sibling.block_table = table
+        sibling.block_hashes = elder.block_hashes[: len(elder.request.prompt_token_ids) // self.block_size]
+        sibling.num_computed_tokens = num_tokens
+
+    def free(self, sequence: Sequence) -> None:
+        """Takes back all blocks of a sequence and sets its computed count to 0; what was published can still be hit."""
+        for index in range(sequence.num_computed_tokens // self.block_size, len(sequence.block_hashes)):
+            self._disown(sequence.block_hashes[index], sequence)
+        # Last block first: tails are evicted before the heads that other prompts may share.
+        for block_id in reversed(sequence.block_table):
+            self._release(self._pool.blocks[block_id])
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+
+    def reset(self) -> None:
+        """Forgets all cached content (new weights). No sequence may hold blocks; starts a new epoch."""
+        self.forget_copies()
+        assert self._pool.num_free == self._pool.num_usable, "reset with blocks in use"
+        self.cache.clear()
+        self._pool.forget_hashes()
+        self._computing.clear()
+        self.epoch += 1
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Asserts that counts, tables and cache agree (for tests: O(blocks)). `sequences`: all that hold blocks."""
+        held: dict[int, int] = {}
+        for sequence in sequences:
+            for block_id in sequence.block_table:
+                held[block_id] = held.get(block_id, 0) + 1
+        for block in self._set_aside:
+            held[block.block_id] = held.get(block.block_id, 0) + 1
+        free_ids = self._pool.free_ids()
+        free = set(free_ids)
+        assert len(free) == len(free_ids), "a block is free twice"
+        for block in self._pool.blocks[1:]:
+            assert block.ref_count == held.get(block.block_id, 0), f"block {block.block_id}: wrong reference count"
+            assert (block.ref_count == 0) == (block.block_id in free), f"block {block.block_id} is lost"
+            assert block.block_hash is None or self.cache.lookup([block.block_hash]) == [block]
+        assert len(self.cache) == sum(block.block_hash is not None for block in self._pool.blocks)
+        cached = sum(self._pool.blocks[block_id].block_hash is not None for block_id in free)
+        assert cached == self._pool.num_free_cached, "cached blocks are miscounted"
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _hashes(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
+        """The sequence's hashes, extended to at least its first `num_blocks` blocks."""
+        hashes = sequence.block_hashes
+        if len(hashes) < num_blocks:
+            size = self.block_size
+            request = sequence.request
+            parent = (
+                hashes[-1]
+                if hashes
+                else root_hash(self._model_revision, request.adapter, request.cache_salt, self.block_size)
+            )
+            token_ids = sequence.token_ids
+            for index in range(len(hashes), num_blocks):
+                parent = self._hasher.hash_block(parent, token_ids[index * size : (index + 1) * size])
+                hashes.append(parent)
+        return hashes
+
+    @staticmethod
+    def _is_sooner(owner: Sequence | None, sequence: Sequence) -> bool:
+        # Waiting for somebody of lower priority would hand its priority on.
+        return owner is not None and owner.request.priority <= sequence.request.priority
+
+    def _disown(self, block_hash: bytes, sequence: Sequence) -> None:
+        if self._computing.get(block_hash) is sequence:
+            del self._computing[block_hash]
+
+    def _release(self, block: Block) -> None:
+        if block.ref_count == 1 and block.block_id in self._copy_sources:
+            # Its content is still to be copied in this step: it must not be given out as a destination before.
+            self._set_aside.append(block)
+        else:
+            self._pool.release(block)

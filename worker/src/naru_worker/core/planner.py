@@ -1,0 +1,158 @@
+"""Plans one step: who computes how many tokens, who is let in, who must give way.
+
+Used by the scheduler. Running sequences come first, in order; a sequence that misses one token (a decode) always gets
+it. Then waiting ones are let in while budget, places and blocks last.
+
+Source: iteration-level scheduling (Yu et al., Orca, OSDI 2022) with chunked prefill (Agrawal et al., Sarathi-Serve,
+OSDI 2024) under one token budget.
+"""
+
+from __future__ import annotations
+
+import math
+
+from naru_worker.core.kv_manager import NO_MATCH, KVManager, PrefixMatch
+from naru_worker.core.prompt_logprobs import PromptLogprobs
+from naru_worker.core.request import FinishReason, Sequence
+from naru_worker.core.roster import Roster
+from naru_worker.core.scheduler_config import SchedulerConfig
+from naru_worker.core.scheduler_counters import SchedulerCounters
+from naru_worker.core.sequence_queue import order_key
+from naru_worker.core.step import StepPlan
+from naru_worker.core.step_draft import StepDraft, run_limit
+
+MAX_PASSED_OVER = 64
+"""Waiting sequences that one plan looks at and leaves waiting: bounds its time however long the queue is."""
+
+
+class Planner:
+    """Writes plans; changes states and blocks through roster and KV manager."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        roster: Roster,
+        prompt_logprobs: PromptLogprobs,
+        counters: SchedulerCounters,
+    ) -> None:
+        self._config = config
+        self._kv = kv
+        self._roster = roster
+        self._prompt_logprobs = prompt_logprobs
+        self._counters = counters
+        self._num_watermark_blocks = math.ceil(config.watermark_ratio * kv.num_usable_blocks)
+
+    def plan(self) -> StepPlan:
+        """The next step."""
+        self._kv.forget_copies()
+        draft = StepDraft(self._config.max_num_batched_tokens, self._config.long_share)
+        waiting = self._roster.waiting
+        self._plan_running(draft, waiting[0].request.priority if waiting else None)
+        if not draft.preempted:
+            self._plan_waiting(draft)
+            self._give_leftovers(draft)
+        if draft.is_empty and not draft.ended:
+            # The important one found no room, and those held back for it no blocks: they go on at others' cost.
+            self._plan_running(draft, None)
+        return draft.plan(self._kv.copies())
+
+    def _plan_running(self, draft: StepDraft, priority_waiting: int | None) -> None:
+        """Books running sequences. Prompts less important than who waits first get only what that one leaves."""
+        running = self._roster.running
+        draft.num_decodes_left = sum(1 for s in running if len(s.token_ids) - s.num_computed_tokens == 1)
+        index = 0
+        while index < len(running):
+            sequence = running[index]
+            num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
+            if num_missing == 1:
+                draft.num_decodes_left -= 1
+            is_held = priority_waiting is not None and sequence.request.priority > priority_waiting and num_missing > 1
+            limit = 0 if is_held else run_limit(sequence, sequence.num_computed_tokens)
+            num_tokens = min(limit, draft.allowance(num_missing))
+            if num_tokens == 0 or self._make_room(sequence, num_tokens, draft):
+                draft.take(sequence, num_missing, num_tokens)
+            # Where it had to go itself it was the last, and the loop ends.
+            index += 1
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> bool:
+        """Allocates for a running sequence, preempting from the end of the order; False: it lost its own place."""
+        while not self._kv.allocate(sequence, num_tokens):
+            if len(self._roster.running) == 1:
+                # It has the pool for itself and has outgrown it.
+                self._end_outgrown(sequence, draft)
+                return False
+            # Rows are booked in order, so the victim has no row and no copy in this plan.
+            victim = self._roster.preempt_last()
+            self._counters.num_preemptions += 1
+            draft.preempted.append(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _plan_waiting(self, draft: StepDraft) -> None:
+        roster = self._roster
+        waiting = roster.waiting
+        num_spare = 0
+        if waiting and roster.running:
+            num_spare = self._num_watermark_blocks + sum(self._num_blocks_to_come(s) for s in roster.running)
+        index = 0
+        while index < min(len(waiting), MAX_PASSED_OVER) and draft.num_tokens_left > 0 and roster.has_place:
+            sequence = waiting[index]
+            if not self._kv.can_ever_fit(len(sequence.token_ids)):
+                # It was preempted when it needed one block more than there are.
+                self._end_outgrown(sequence, draft)
+                continue
+            match = self._match(sequence)
+            num_missing = len(sequence.token_ids) - match.num_tokens
+            limit = 0 if match.awaited_hash is not None else run_limit(sequence, match.num_tokens)
+            num_tokens = min(limit, draft.allowance(num_missing))
+            if num_tokens == 0:
+                index += 1
+                continue
+            if not self._kv.admit(sequence, match, num_tokens, num_spare):
+                break
+            roster.start(index)
+            self._count_match(sequence, match)
+            draft.take(sequence, num_missing, num_tokens)
+            num_spare = max(num_spare, self._num_watermark_blocks) + self._num_blocks_to_come(sequence)
+
+    def _match(self, sequence: Sequence) -> PrefixMatch:
+        # Cached positions have no logits to score the next prompt token with.
+        if sequence.request.skip_prefix_cache or self._prompt_logprobs.is_open(sequence):
+            return NO_MATCH
+        awaited = self._roster.awaited.get(sequence)
+        if awaited is not None:
+            if self._kv.is_computing(awaited):
+                return PrefixMatch(awaited_hash=awaited)
+            del self._roster.awaited[sequence]
+        match = self._kv.match(sequence)
+        if match.awaited_hash is not None:
+            self._roster.awaited[sequence] = match.awaited_hash
+        return match
+
+    def _count_match(self, sequence: Sequence, match: PrefixMatch) -> None:
+        """Once a request, when its first sequence starts for the first time."""
+        if sequence.index == 0 and sequence.num_preemptions == 0:
+            sequence.request.num_cached_tokens = match.num_tokens
+            self._counters.prefix_query_tokens += sequence.num_prompt_tokens
+            self._counters.prefix_hit_tokens += match.num_tokens
+
+    def _num_blocks_to_come(self, sequence: Sequence) -> int:
+        """Blocks that known tokens of a running sequence will still need."""
+        return max(0, self._kv.num_blocks_for(len(sequence.token_ids)) - len(sequence.block_table))
+
+    def _give_leftovers(self, draft: StepDraft) -> None:
+        """Lets prompts that were held short use what nobody else wanted, the most important first."""
+        short = [share for share in draft.shares if share.num_tokens < share.num_missing]
+        short.sort(key=lambda share: order_key(share.sequence))
+        for share in short:
+            limit = run_limit(share.sequence, share.sequence.num_computed_tokens)
+            num_more = min(limit - share.num_tokens, draft.num_tokens_left)
+            if num_more > 0 and self._kv.allocate(share.sequence, share.num_tokens + num_more):
+                share.num_tokens += num_more
+                draft.num_tokens_left -= num_more
+
+    def _end_outgrown(self, sequence: Sequence, draft: StepDraft) -> None:
+        self._roster.end(sequence, FinishReason.LENGTH)
+        draft.ended.append(sequence)

@@ -1,0 +1,110 @@
+"""A request and its sequences: the state the scheduler moves.
+
+The scheduler and the KV manager mutate `Sequence`; everybody else reads. One request has `n` sequences. The first
+computes the prompt; the others wait for it and then fork its blocks (copy on write), computing only the last prompt
+token again to draw a first token of their own.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import NewType
+
+from naru_worker.core.sampling import SamplingParams
+
+RequestId = NewType("RequestId", str)
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence stands. WAITING → RUNNING ⇄ WAITING (preempted) → FINISHED; FORKING waits for its elder."""
+
+    FORKING = "forking"
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended. The order is that of `naru.v1.FinishReason`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One client request on one model.
+
+    `arrival` orders requests of equal priority: a number from the engine that only grows.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    arrival: int
+    priority: int = 0
+    cache_salt: bytes = b""
+    adapter: str = ""
+    skip_prefix_cache: bool = False
+    sequences: list[Sequence] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when the first sequence was first admitted."""
+
+    def __post_init__(self) -> None:
+        """Makes the `n` sequences: the first WAITING, the rest FORKING."""
+        self.sequences = [
+            Sequence(self, index, SequenceState.WAITING if index == 0 else SequenceState.FORKING)
+            for index in range(self.params.n)
+        ]
+
+    @property
+    def is_finished(self) -> bool:
+        """True when every sequence has ended."""
+        return all(s.state is SequenceState.FINISHED for s in self.sequences)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request: its tokens, and how many of them are computed in the KV cache.
+
+    Invariant: ``num_computed_tokens < len(token_ids)`` while not finished, and block_table covers at least
+    ``num_computed_tokens`` slots while RUNNING.
+    """
+
+    request: Request
+    index: int
+    state: SequenceState
+    token_ids: list[int] = field(default_factory=list)
+    """Prompt, then output."""
+    num_computed_tokens: int = 0
+    """Tokens whose keys and values are in the cache."""
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    """Chained hashes of the full blocks of `token_ids`, as far as needed so far. They depend on tokens alone, so they
+    outlive a preemption."""
+    finish_reason: FinishReason | None = None
+    num_preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        """Starts from the prompt."""
+        if not self.token_ids:
+            self.token_ids = list(self.request.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens not yet computed; 1 is a decode step."""
+        return len(self.token_ids) - self.num_computed_tokens

@@ -1,0 +1,74 @@
+"""Admission checks that need no state: whether a request could ever be served by this model and this pool.
+
+Called by the scheduler before it takes a request. What passes here is certain to run some day.
+"""
+
+from __future__ import annotations
+
+from naru_proto.errors import ContextLengthExceeded, InvalidRequest
+from naru_worker.core.kv_manager import KVManager
+from naru_worker.core.request import Request
+from naru_worker.core.scheduler_config import SchedulerConfig
+
+TOKEN_ID_LIMIT = 2**31
+"""Ids travel as signed 32-bit numbers."""
+
+
+def check_request(request: Request, config: SchedulerConfig, kv: KVManager) -> None:
+    """Passes or raises; changes nothing.
+
+    Raises:
+        InvalidRequest: the prompt is empty or has an id outside the vocabulary.
+        ContextLengthExceeded: the prompt is too long for the model or the pool, or `n` choices for the pool.
+    """
+    prompt = request.prompt_token_ids
+    if not prompt:
+        raise InvalidRequest("the prompt has no tokens; send at least one", param="prompt")
+    limit = TOKEN_ID_LIMIT if config.vocab_size is None else config.vocab_size
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high >= limit:
+        raise InvalidRequest(
+            f"the prompt has token id {low if low < 0 else high!r}; ids of this model are in [0, {limit})",
+            param="prompt",
+        )
+    _check_context(request, config)
+    _check_pool(request, config, kv)
+
+
+def _check_context(request: Request, config: SchedulerConfig) -> None:
+    num_prompt = len(request.prompt_token_ids)
+    num_output = 0 if request.params.max_tokens == 0 else 1
+    if num_prompt + num_output > config.max_model_len:
+        raise ContextLengthExceeded(
+            f"the prompt has {num_prompt} tokens and this model takes {config.max_model_len}, "
+            f"at least {num_output} of them for the output; shorten the prompt",
+            param="prompt",
+        )
+
+
+def _check_pool(request: Request, config: SchedulerConfig, kv: KVManager) -> None:
+    num_prompt = len(request.prompt_token_ids)
+    pool = f"the KV cache has {kv.num_usable_blocks} blocks of {kv.block_size} tokens"
+    if not kv.can_ever_fit(num_prompt):
+        raise ContextLengthExceeded(
+            f"the prompt has {num_prompt} tokens and needs {kv.num_blocks_for(num_prompt)} KV blocks; {pool}; "
+            "shorten the prompt or give the worker more KV memory",
+            param="prompt",
+        )
+    params = request.params
+    if params.n == 1:
+        return
+    # One choice that outgrows the pool ends there; several would go on preempting one another.
+    num_output = params.max_tokens
+    if num_output is None or num_prompt + num_output >= config.max_model_len:
+        # "As long as it gets" is no length that was asked for: count what is certain.
+        num_output = params.min_tokens
+    # The last output token is drawn, but never computed.
+    num_tokens = min(num_prompt + max(num_output - 1, 0), config.max_model_len)
+    num_blocks = kv.num_blocks_for_choices(num_prompt, num_tokens, params.n)
+    if num_blocks > kv.num_usable_blocks:
+        raise ContextLengthExceeded(
+            f"n is {params.n}: that many choices of up to {num_tokens} tokens need {num_blocks} KV blocks; {pool}; "
+            "lower n or max_tokens",
+            param="n",
+        )

@@ -1,0 +1,188 @@
+"""Decides, step by step, which tokens of which sequences one model computes, and books what came out.
+
+Called by the engine loop: ``plan``, run, then ``commit`` (or ``fail_step``), one after the other; requests come and go
+in between. There are no phases: a sequence misses some tokens, a step has a budget of tokens, and a decode is a
+sequence that misses one. When blocks run out, the least important and newest sequence gives back its own and is
+computed again later (mostly from the prefix cache). It touches no tensor, no clock and no thread.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+
+from naru_proto.errors import InternalError, InvalidRequest
+from naru_worker.core.kv_manager import KVManager
+from naru_worker.core.kv_stats import KVStats
+from naru_worker.core.planner import Planner
+from naru_worker.core.prompt_logprobs import PromptLogprobs
+from naru_worker.core.request import FinishReason, Request, RequestId, Sequence, SequenceState
+from naru_worker.core.request_check import check_request
+from naru_worker.core.roster import Roster
+from naru_worker.core.scheduler_config import SchedulerConfig
+from naru_worker.core.scheduler_counters import SchedulerCounters
+from naru_worker.core.step import Row, RowResult, SequenceOutput, StepPlan
+from naru_worker.core.stop_check import check_stop
+
+
+class Scheduler:
+    """Running and waiting sequences of one model, and the KV blocks they hold. One thread at a time."""
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager) -> None:
+        self.config = config
+        self.kv = kv
+        self.counters = SchedulerCounters()
+        self._prompt_logprobs = PromptLogprobs()
+        self._roster = Roster(config.max_num_seqs, kv)
+        self._planner = Planner(config, kv, self._roster, self._prompt_logprobs, self.counters)
+        self._eos_token_ids = frozenset(config.eos_token_ids)
+
+    # --- requests come and go --------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Takes a request in.
+
+        Raises:
+            InvalidRequest: empty prompt, an id outside the vocabulary, or a request id that is alive already.
+            ContextLengthExceeded: it can never fit the model or the KV pool.
+        """
+        if request.request_id in self._roster.requests:
+            raise InvalidRequest(
+                f"request id {request.request_id!r} is in use; wait for its end or choose another", param="request_id"
+            )
+        check_request(request, self.config, self.kv)
+        self._prompt_logprobs.open(request)
+        self._roster.add(request)
+
+    def cancel(self, request_id: RequestId) -> list[SequenceOutput]:
+        """Ends all unfinished sequences of a request, in any state; an unknown id gives an empty list."""
+        return self._end_request(request_id, FinishReason.CANCELLED)
+
+    def fail(self, request_ids: collections.abc.Iterable[RequestId]) -> list[SequenceOutput]:
+        """Ends requests that an error has hit; their blocks come back and nothing of the failed step is published."""
+        return [output for request_id in request_ids for output in self._end_request(request_id, FinishReason.ERROR)]
+
+    def fail_step(self, plan: StepPlan) -> list[SequenceOutput]:
+        """In place of `commit` when a step could not be run: ends every request that had a row in it."""
+        self.kv.forget_copies()
+        outputs = [SequenceOutput(sequence, (), sequence.finish_reason) for sequence in plan.ended]
+        return outputs + self.fail(dict.fromkeys(row.sequence.request.request_id for row in plan.rows))
+
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason) -> bool:
+        """Ends one sequence from outside: a stop string was found in its text. Call it before the next `plan`.
+
+        Its newest token is not computed yet, so nothing beyond the stop is ever cached. False: it had ended already.
+        """
+        if sequence.state is SequenceState.FINISHED:
+            return False
+        self._end(sequence, reason)
+        return True
+
+    def reset(self) -> list[SequenceOutput]:
+        """Ends all requests as cancelled and forgets the prefix cache: the weights have changed."""
+        outputs = [output for request_id in list(self._roster.requests) for output in self.cancel(request_id)]
+        self.kv.reset()
+        return outputs
+
+    # --- what there is ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """True while a call of `plan` would give rows or end a sequence."""
+        return bool(self._roster.running) or bool(self._roster.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._roster.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences ready to run that hold nothing."""
+        return len(self._roster.waiting)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests with an unfinished sequence."""
+        return len(self._roster.requests)
+
+    def kv_stats(self) -> KVStats:
+        """Blocks and slots of this instant; O(blocks in use)."""
+        return self.kv.stats(self._roster.running)
+
+    def check(self) -> None:
+        """Asserts all invariants of blocks and queues (for tests: O(everything))."""
+        self._roster.check()
+        assert len(self._prompt_logprobs) <= len(self._roster.requests), "prompt logprobs of a request that is gone"
+
+    # --- a step ----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan:
+        """What the next step computes. Rows are empty only when there is no work, or all of it ended."""
+        return self._planner.plan()
+
+    def commit(self, plan: StepPlan, results: collections.abc.Sequence[RowResult]) -> list[SequenceOutput]:
+        """Books a step that was run: `results` has one item per row of `plan`.
+
+        Gives what each sequence gained or how it ended, sequences ended by the planner first. Rows of sequences that
+        were cancelled in between are ignored.
+        """
+        if len(results) != len(plan.rows):
+            raise InternalError(f"the runner gave {len(results)} results for {len(plan.rows)} rows; this is a fault")
+        self.counters.num_steps += 1
+        self.kv.forget_copies()
+        outputs = [SequenceOutput(sequence, (), sequence.finish_reason) for sequence in plan.ended]
+        for row, result in zip(plan.rows, results, strict=True):
+            if row.sequence.state is SequenceState.RUNNING:
+                outputs += self._commit_row(row, result)
+        return outputs
+
+    # --- committing ------------------------------------------------------------------------------------------------
+
+    def _commit_row(self, row: Row, result: RowResult) -> list[SequenceOutput]:
+        sequence = row.sequence
+        request = sequence.request
+        if row.samples and result.token_id is None:
+            return self._end_request(request.request_id, FinishReason.ERROR)
+        if row.num_tokens > 1:
+            self.counters.prefilled_tokens += row.num_tokens
+        sequence.num_computed_tokens = row.start + row.num_tokens
+        self.kv.publish(sequence, row.start)
+        if sequence.index == 0:
+            self._prompt_logprobs.collect(row, result)
+            if sequence.num_computed_tokens == sequence.num_prompt_tokens:
+                self._roster.fork_siblings(sequence)
+        if row.samples:
+            return [self._append(sequence, result)]
+        if request.params.max_tokens == 0 and sequence.num_computed_tokens == sequence.num_prompt_tokens:
+            return self._end_request(request.request_id, FinishReason.LENGTH)
+        return []
+
+    def _append(self, sequence: Sequence, result: RowResult) -> SequenceOutput:
+        assert result.token_id is not None, "checked before"
+        sequence.token_ids.append(result.token_id)
+        self.counters.generated_tokens += 1
+        reason, stop_reason = check_stop(sequence, self._eos_token_ids, self.config.max_model_len)
+        prompt_logprobs = self._prompt_logprobs.take(sequence)
+        if reason is not None:
+            self._end(sequence, reason)
+        logprobs = () if result.logprobs is None else (result.logprobs,)
+        return SequenceOutput(sequence, (result.token_id,), reason, stop_reason, logprobs, prompt_logprobs)
+
+    # --- ending ----------------------------------------------------------------------------------------------------
+
+    def _end_request(self, request_id: RequestId, reason: FinishReason) -> list[SequenceOutput]:
+        request = self._roster.requests.get(request_id)
+        if request is None:
+            return []
+        outputs = []
+        for sequence in request.sequences:
+            if sequence.state is not SequenceState.FINISHED:
+                prompt_logprobs = self._prompt_logprobs.take(sequence) if reason is FinishReason.LENGTH else ()
+                self._end(sequence, reason)
+                outputs.append(SequenceOutput(sequence, (), reason, prompt_logprobs=prompt_logprobs))
+        return outputs
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._roster.end(sequence, reason)
+        if sequence.request.is_finished:
+            self._prompt_logprobs.close(sequence.request)

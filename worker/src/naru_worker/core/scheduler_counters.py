@@ -1,0 +1,19 @@
+"""What a scheduler has done since it was made; the worker's metrics read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Sums; they only grow."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prefix_query_tokens: int = 0
+    """Prompt tokens looked up in the prefix cache, once a request."""
+    prefix_hit_tokens: int = 0
+    prefilled_tokens: int = 0
+    """Tokens computed in rows of more than one: prompts, and recomputation after preemption."""
+    generated_tokens: int = 0
