@@ -1,0 +1,1 @@
+"""Devices, files, sockets: everything of the worker that touches the world."""

@@ -1,0 +1,1 @@
+"""The decoder, and the opening of whole models."""

@@ -1,0 +1,107 @@
+"""The decoder: one transformer, written once over the operation protocol, for every architecture in the table.
+
+Backends call `load_weights` when a model is loaded and `forward` either at each step (`ref`) or once to record a tape
+(`cpu`). Architectures differ only in the flags of `ModelConfig`; there is no subclass per model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from naru_worker.adapters.ops.protocol import Ops, RawTensor
+from naru_worker.adapters.weights.checkpoint import Checkpoint
+from naru_worker.core.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights of one layer, as handles of the backend."""
+
+    attn_norm: Any
+    attn_norm_bias: Any | None
+    qkv: Any
+    o: Any
+    mlp_norm: Any
+    mlp_norm_bias: Any | None
+    up: Any
+    """gate and up stacked (swiglu), or up alone (gelu)."""
+    down: Any
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights of a model, as handles of the backend."""
+
+    embed: Any
+    pos_embed: Any | None
+    layers: tuple[LayerWeights, ...]
+    final_norm: Any
+    final_norm_bias: Any | None
+    lm_head: Any
+
+
+def load_weights(ops: Ops, checkpoint: Checkpoint) -> DecoderWeights:
+    """Hands every tensor of the checkpoint to the backend, q/k/v and gate/up stacked.
+
+    Raises:
+        LoadError: a tensor is missing or does not fit the config.
+    """
+    config = checkpoint.config
+    embed = checkpoint.get("embed")
+    head = embed if config.tie_word_embeddings else checkpoint.get("lm_head")
+    return DecoderWeights(
+        embed=ops.table(embed),
+        pos_embed=None if config.rope is not None else ops.table(checkpoint.get("pos_embed")),
+        layers=tuple(_load_layer(ops, checkpoint, i) for i in range(config.num_layers)),
+        final_norm=ops.vector(checkpoint.get("final_norm")),
+        final_norm_bias=_bias_vector(ops, checkpoint, "final_norm"),
+        lm_head=ops.matrix([head], [None]),
+    )
+
+
+def forward(ops: Ops, config: ModelConfig, weights: DecoderWeights) -> Any:
+    """One pass over the current batch; returns the handle of (R, vocab) logits.
+
+    The KV cache is written at the batch's slots before it is read, layer by layer.
+    """
+    scale = 1.0 / math.sqrt(config.head_dim)
+    x = ops.embed(weights.embed)
+    if weights.pos_embed is not None:
+        x = ops.add_positions(x, weights.pos_embed)
+    for i, layer in enumerate(weights.layers):
+        h = ops.norm(x, layer.attn_norm, layer.attn_norm_bias, config.norm_eps, config.norm)
+        q = ops.rope_kv(ops.linear(h, layer.qkv), i, config.num_heads, config.rope)
+        window = config.sliding_windows[i] if config.sliding_windows else None
+        x = ops.linear_add(ops.attention(q, i, scale, window), layer.o, x)
+        h = ops.norm(x, layer.mlp_norm, layer.mlp_norm_bias, config.norm_eps, config.norm)
+        x = ops.linear_add(ops.act(ops.linear(h, layer.up), config.activation), layer.down, x)
+    x = ops.norm(ops.gather(x), weights.final_norm, weights.final_norm_bias, config.norm_eps, config.norm)
+    return ops.logits(x, weights.lm_head)
+
+
+def _load_layer(ops: Ops, checkpoint: Checkpoint, i: int) -> LayerWeights:
+    def tensor(name: str) -> RawTensor:
+        return checkpoint.get(f"layers.{i}.{name}")
+
+    def bias(name: str) -> RawTensor | None:
+        full = f"layers.{i}.{name}_bias"
+        return checkpoint.get(full) if checkpoint.has(full) else None
+
+    mlp = ("gate", "up") if checkpoint.config.activation == "swiglu" else ("up",)
+    return LayerWeights(
+        attn_norm=ops.vector(tensor("attn_norm")),
+        attn_norm_bias=_bias_vector(ops, checkpoint, f"layers.{i}.attn_norm"),
+        qkv=ops.matrix([tensor(n) for n in ("q", "k", "v")], [bias(n) for n in ("q", "k", "v")]),
+        o=ops.matrix([tensor("o")], [bias("o")]),
+        mlp_norm=ops.vector(tensor("mlp_norm")),
+        mlp_norm_bias=_bias_vector(ops, checkpoint, f"layers.{i}.mlp_norm"),
+        up=ops.matrix([tensor(n) for n in mlp], [bias(n) for n in mlp]),
+        down=ops.matrix([tensor("down")], [bias("down")]),
+    )
+
+
+def _bias_vector(ops: Ops, checkpoint: Checkpoint, name: str) -> Any | None:
+    full = f"{name}_bias"
+    return ops.vector(checkpoint.get(full)) if checkpoint.has(full) else None

@@ -1,0 +1,184 @@
+"""Loads the compiled kernels and declares their C interface to ctypes.
+
+Called by the CPU backend. Structures mirror `native/src/model.h` and `sampler.h` field by field. A call through
+`ctypes.CDLL` holds no GIL, so other threads of the worker run during a step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from functools import cache
+
+from naru_proto.errors import LoadError
+from naru_worker.native.build import BuildError, ensure_library
+from naru_worker.native.isa import detect_isa
+
+
+class ModelSpec(ctypes.Structure):
+    """Sizes of a model; see `native/src/model.h`."""
+
+    _fields_ = [
+        ("weight_bytes", c_int64),
+        ("num_layers", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("vocab_size", c_int32),
+        ("block_size", c_int32),
+        ("num_blocks", c_int32),
+        ("kv_element_bytes", c_int32),
+        ("max_num_tokens", c_int32),
+        ("max_num_seqs", c_int32),
+        ("max_model_len", c_int32),
+        ("num_threads", c_int32),
+        ("rotary_dim", c_int32),
+        ("rope_factor", c_float),
+    ]
+
+
+class Instruction(ctypes.Structure):
+    """One recorded operation; ids index the model's buffers, matrices and vectors."""
+
+    _fields_ = [
+        ("op", c_int32),
+        ("dst", c_int32),
+        ("src", c_int32),
+        ("weight", c_int32),
+        ("bias", c_int32),
+        ("layer", c_int32),
+        ("kind", c_int32),
+        ("window", c_int32),
+        ("value", c_float),
+        ("tail", c_int32),
+    ]
+
+
+class StepInputs(ctypes.Structure):
+    """Counts and array addresses of one step; the arrays stay alive until the call returns."""
+
+    _fields_ = [
+        ("num_tokens", c_int32),
+        ("num_seqs", c_int32),
+        ("num_rows", c_int32),
+        ("num_copies", c_int32),
+        ("max_blocks", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("query_start", c_void_p),
+        ("seq_lens", c_void_p),
+        ("block_table", c_void_p),
+        ("logits_rows", c_void_p),
+        ("copies", c_void_p),
+        ("num_generated_tokens", c_int32),
+    ]
+
+
+class SamplingInputs(ctypes.Structure):
+    """How to sample each row; array addresses as in `StepInputs`."""
+
+    _fields_ = [
+        ("vocab_limit", c_int32),
+        ("max_logprobs", c_int32),
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("presence_penalty", c_void_p),
+        ("frequency_penalty", c_void_p),
+        ("repetition_penalty", c_void_p),
+        ("seed", c_void_p),
+        ("counter", c_void_p),
+        ("target", c_void_p),
+        ("num_logprobs", c_void_p),
+        ("bias_start", c_void_p),
+        ("bias_ids", c_void_p),
+        ("bias_values", c_void_p),
+        ("penalty_start", c_void_p),
+        ("penalty_ids", c_void_p),
+        ("penalty_counts", c_void_p),
+        ("banned_start", c_void_p),
+        ("banned_ids", c_void_p),
+    ]
+
+
+class SamplingOutputs(ctypes.Structure):
+    """Where a step's results go."""
+
+    _fields_ = [
+        ("token_ids", c_void_p),
+        ("logprobs", c_void_p),
+        ("ranks", c_void_p),
+        ("top_ids", c_void_p),
+        ("top_logprobs", c_void_p),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "naru_tiles": (c_int32, ()),
+    "naru_segment_bytes": (c_int64, (c_int32, c_int32, c_int32)),
+    "naru_model_new": (c_void_p, (POINTER(ModelSpec), c_void_p)),
+    "naru_model_free": (None, (c_void_p,)),
+    "naru_add_vector": (c_int32, (c_void_p, c_void_p, c_int32)),
+    "naru_add_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
+    "naru_add_buffer": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
+    "naru_finish": (c_int32, (c_void_p, POINTER(Instruction), c_int32)),
+    "naru_wake": (None, (c_void_p,)),
+    "naru_step": (
+        c_int32,
+        (c_void_p, POINTER(StepInputs), POINTER(SamplingInputs), POINTER(SamplingOutputs), c_void_p),
+    ),
+    "naru_activation_bytes": (c_int64, (c_void_p,)),
+    "naru_kv_base": (c_void_p, (c_void_p,)),
+    "naru_kv_bytes": (c_int64, (c_void_p,)),
+    "naru_uniform": (c_double, (c_uint64, c_uint64)),
+    "naru_matrix_row": (None, (c_void_p, c_int32, c_int32, c_void_p)),
+    "naru_linear": (c_int32, (c_void_p, c_int32, c_void_p, c_int32, c_void_p, c_int32)),
+    "naru_sample": (None, (POINTER(SamplingInputs), POINTER(SamplingOutputs), c_int32, c_void_p, c_int32)),
+}
+
+
+@cache
+def load_variant(isa: str) -> ctypes.CDLL:
+    """The library for one instruction set, compiled when missing, loaded once per process.
+
+    Raises:
+        LoadError: it cannot be compiled or loaded; the message says what to do.
+    """
+    try:
+        library = ctypes.CDLL(str(ensure_library(isa)))
+    except BuildError as error:
+        raise LoadError(f"the cpu backend has no kernels: {error}") from error
+    except OSError as error:
+        raise LoadError(f"the compiled CPU kernels cannot be loaded: {error}; delete the file to rebuild it") from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def best_isa() -> str:
+    """The instruction set to use: the best of this machine, or the one that the environment forces.
+
+    Raises:
+        LoadError: see `load_variant`; also when the forced variant is unknown or cannot run here.
+    """
+    try:
+        isa = detect_isa()
+    except ValueError as error:
+        raise LoadError(str(error)) from error
+    if isa == "amx" and load_variant(isa).naru_tiles() == 0:
+        # The CPU has tiles but the system does not grant them (containers with a strict seccomp profile).
+        return "avx512"
+    return isa
+
+
+def load_best() -> ctypes.CDLL:
+    """The library of `best_isa`.
+
+    Raises:
+        LoadError: see `best_isa`.
+    """
+    return load_variant(best_isa())

@@ -1,0 +1,204 @@
+"""The operation protocol: about a dozen fused operations that every backend offers.
+
+`adapters/models/decoder.py` is written once against it. A backend either computes at once (`ref`) or records
+instructions that a later `run` replays (`cpu`: the tape, the CPU's CUDA graph). Tensors are opaque handles.
+
+All activations are (num_tokens, width), float32 unless a backend says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from naru_worker.core.model_config import Activation, NormKind, RopeConfig
+
+TensorFormat = Literal["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k"]
+"""How a tensor lies in its file. The q* ones are GGUF's block formats, byte for byte."""
+
+Int32Array = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor as read from a checkpoint: not converted, usually a view of the mapped file."""
+
+    name: str
+    format: TensorFormat
+    shape: tuple[int, ...]
+    """(rows, columns) = (out_features, in_features) for matrices; quantization blocks run along columns."""
+    data: memoryview
+    """Raw little-endian bytes, C-contiguous, read-only; valid while the checkpoint is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVConfig:
+    """Geometry of one model's paged KV cache. Block 0 is the null block: never handed out, may hold anything."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """Limits a runner is built for; buffers are made once for them.
+
+    Every backend module offers ``load_runner(checkpoint, options) -> Runner``,
+    ``weight_bytes(checkpoint) -> int`` (bytes of weights as they will lie in memory, known before loading) and
+    ``kv_block_bytes(config, options) -> int`` (bytes of one KV block over all layers).
+    """
+
+    block_size: int
+    num_blocks: int
+    """Null block included."""
+    max_num_tokens: int
+    """Most tokens (M) of one step."""
+    max_num_seqs: int
+    """Most sequences (S) of one step."""
+    max_model_len: int
+    num_threads: int = 1
+    kv_format: Literal["f16", "f32"] = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputs:
+    """One forward pass over M tokens of S sequences; sequences own consecutive runs of tokens.
+
+    slots[i] = block * block_size + offset: where token i's key and value go. seq_lens counts tokens after this step,
+    so a token at position p of sequence s attends to [max(0, p - window + 1), p], read through block_table[s].
+    """
+
+    token_ids: Int32Array  # (M,)
+    positions: Int32Array  # (M,)
+    slots: Int32Array  # (M,)
+    query_start: Int32Array  # (S + 1,) first token of each sequence; last is M
+    seq_lens: Int32Array  # (S,)
+    block_table: Int32Array  # (S, max_blocks) padded with 0
+    logits_rows: Int32Array  # (R,) token indices whose logits are computed, ascending
+    copies: Int32Array  # (C, 2) block copies (source, destination) done before anything else
+    num_generated_tokens: int = 0
+    """The first so many of the M tokens were generated, the rest belong to prompts; a sequence has one kind only.
+
+    A backend may compute the two kinds in different ways (many rows or few), but a token's result must depend on its
+    kind and its sequence alone: neither batch mates, nor chunks, nor a cached prefix may change an answer.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """How to sample the R logits rows. Row i draws with a counter-based generator keyed by (seed[i], counter[i]).
+
+    Order of work: see `naru_worker.core.sampling.SamplingParams`. Rows whose `target[i] >= 0` do not sample: they score
+    the given token (prompt logprobs). Ids at or above `vocab_limit` are never drawn nor reported.
+    Tokens for penalties come flattened: row i's are penalty_ids[penalty_start[i]:penalty_start[i+1]] with the number of
+    occurrences in the output (penalty_output_counts; 0 means: in the prompt only).
+    """
+
+    temperature: FloatArray  # (R,)
+    top_k: Int32Array  # (R,) 0: all
+    top_p: FloatArray  # (R,)
+    min_p: FloatArray  # (R,)
+    presence_penalty: FloatArray  # (R,)
+    frequency_penalty: FloatArray  # (R,)
+    repetition_penalty: FloatArray  # (R,)
+    seed: npt.NDArray[np.uint64]  # (R,)
+    counter: npt.NDArray[np.uint64]  # (R,) choice index << 32 | output position
+    target: Int32Array  # (R,) -1: sample
+    num_logprobs: Int32Array  # (R,) -1: none; k: chosen and k best
+    bias_start: Int32Array  # (R + 1,)
+    bias_ids: Int32Array
+    bias_values: FloatArray
+    penalty_start: Int32Array  # (R + 1,)
+    penalty_ids: Int32Array
+    penalty_output_counts: Int32Array
+    banned_start: Int32Array  # (R + 1,) ids that may not be drawn (EOS before min_tokens)
+    banned_ids: Int32Array
+    vocab_limit: int
+    max_logprobs: int
+    """max(num_logprobs), at least 0: the width K of the outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """Result of sampling R rows. Logprobs are filled where asked; elsewhere undefined. Valid until the next run."""
+
+    token_ids: Int32Array  # (R,) drawn, or the target
+    logprobs: FloatArray  # (R,) of token_ids, raw distribution, >= -9999
+    ranks: Int32Array  # (R,) 1 is best
+    top_ids: Int32Array  # (R, K) best first, ties by lower id
+    top_logprobs: FloatArray  # (R, K)
+
+
+class Ops(Protocol):
+    """One model's operations on one backend: weights in, graph built once by the decoder, then `run` per step."""
+
+    # --- weights -------------------------------------------------------------------------------------------------
+    def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> Any:
+        """Stacks parts by rows into one linear weight; formats may differ between parts. Copies what it needs."""
+
+    def vector(self, tensor: RawTensor) -> Any:
+        """A float32 vector (norm weight or bias)."""
+
+    def table(self, tensor: RawTensor) -> Any:
+        """A matrix whose rows are looked up (embedding); may share storage with `matrix` of the same tensor."""
+
+    # --- graph: called once (record) or each step (ref) by the decoder ----------------------------------------------
+    def embed(self, table: Any) -> Any:
+        """(M, hidden) rows of token_ids."""
+
+    def add_positions(self, x: Any, table: Any) -> Any:
+        """X + table[positions] (learned positions)."""
+
+    def norm(self, x: Any, weight: Any, bias: Any | None, eps: float, kind: NormKind) -> Any:
+        """RMSNorm or LayerNorm over the last axis."""
+
+    def linear(self, x: Any, weight: Any) -> Any:
+        """X @ W.T + bias."""
+
+    def linear_add(self, x: Any, weight: Any, residual: Any) -> Any:
+        """Residual + X @ W.T + bias; may overwrite residual."""
+
+    def rope_kv(self, qkv: Any, layer: int, num_heads: int, rope: RopeConfig | None) -> Any:
+        """Splits (M, (num_heads + 2 num_kv_heads) head_dim) into q, k, v; rotates q and k; writes k and v to `slots`.
+
+        Returns q, (M, num_heads * head_dim).
+        """
+
+    def attention(self, q: Any, layer: int, scale: float, window: int | None) -> Any:
+        """Causal paged attention, (M, num_heads * head_dim)."""
+
+    def act(self, x: Any, kind: Activation) -> Any:
+        """Swiglu: silu(x[:, :n/2]) * x[:, n/2:]; gelu kinds: elementwise."""
+
+    def gather(self, x: Any) -> Any:
+        """(R, width) rows `logits_rows`."""
+
+    def logits(self, x: Any, weight: Any) -> Any:
+        """(R, vocab) raw logits; marks the output of the graph."""
+
+
+class Runner(Protocol):
+    """A loaded model on a device. Not thread-safe: one engine thread calls it."""
+
+    kv: KVConfig
+    weight_bytes: int
+    """Bytes of weights in memory."""
+    kv_bytes: int
+    """Bytes of the KV cache."""
+
+    def run(self, batch: BatchInputs, sampling: SamplingBatch) -> SampleOutput:
+        """One step: copies, forward, sample."""
+
+    def logits(self, batch: BatchInputs) -> FloatArray:
+        """Forward only, (R, vocab): for tests, scoring and comparison."""
+
+    def close(self) -> None:
+        """Gives back all memory. The runner is dead afterwards."""

@@ -1,0 +1,244 @@
+"""The `ref` backend: every operation in plain torch, float32, on the CPU. The oracle of the fast backends.
+
+Loaded by name like any backend (`load_runner`, `weight_bytes`, `kv_block_bytes`). Weights are decoded to float32, the
+KV cache is paged; each operation computes at once, so the decoder runs at each step. Not meant to be fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from naru_worker.adapters.models.decoder import DecoderWeights, forward, load_weights
+from naru_worker.adapters.ops.protocol import (
+    BatchInputs,
+    FloatArray,
+    KVConfig,
+    RawTensor,
+    RunnerOptions,
+    SampleOutput,
+    SamplingBatch,
+)
+from naru_worker.adapters.ops.ref_dequant import dequantize
+from naru_worker.adapters.ops.sampling_ref import sample
+from naru_worker.adapters.weights.checkpoint import Checkpoint
+from naru_worker.core.model_config import Activation, ModelConfig, NormKind, RopeConfig
+from naru_worker.core.rope import inverse_frequencies
+from naru_worker.core.weight_layout import expected_shapes
+
+_KV_TYPES = {"f16": torch.float16, "f32": torch.float32}
+
+
+def load_runner(checkpoint: Checkpoint, options: RunnerOptions) -> RefRunner:
+    """Decodes all weights and allocates the KV cache. Sets torch's thread count, which is the process's.
+
+    Raises:
+        LoadError: a tensor is missing or does not fit the config.
+    """
+    torch.set_num_threads(options.num_threads)
+    return RefRunner(checkpoint, options)
+
+
+def weight_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes of the float32 weights."""
+    return sum(4 * math.prod(shape) for shape in expected_shapes(checkpoint.config).values())
+
+
+def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+    """Bytes of one KV block over all layers."""
+    return options.block_size * config.kv_bytes_per_token(_KV_TYPES[options.kv_format].itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    weight: Tensor
+    """(out_features, in_features)"""
+    bias: Tensor | None
+
+
+class RefOps:
+    """The operation protocol over torch tensors. `batch` is the step being computed."""
+
+    batch: BatchInputs
+
+    def __init__(self, kv: KVConfig, kv_type: torch.dtype) -> None:
+        """Allocates the cache: keys and values of each layer, (num_blocks, block_size, num_kv_heads, head_dim)."""
+        self.kv = kv
+        shape = (2, kv.num_layers, kv.num_blocks, kv.block_size, kv.num_kv_heads, kv.head_dim)
+        self.cache = torch.zeros(shape, dtype=kv_type)
+        self._shared: dict[str, Tensor] = {}
+        self._rotations: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, batch: BatchInputs) -> None:
+        """Makes `batch` the step being computed, and does its block copies."""
+        self.batch = batch
+        self._rotations.clear()
+        for source, destination in batch.copies.tolist():
+            self.cache[:, :, destination] = self.cache[:, :, source]
+
+    def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> _Linear:
+        """Stacks parts by rows; a missing bias beside a present one counts as zero."""
+        weight = torch.cat([self._decoded(part) for part in parts]) if len(parts) > 1 else self._decoded(parts[0])
+        if all(bias is None for bias in biases):
+            return _Linear(weight, None)
+        pieces = [
+            torch.zeros(part.shape[0]) if bias is None else self.vector(bias)
+            for part, bias in zip(parts, biases, strict=True)
+        ]
+        return _Linear(weight, torch.cat(pieces))
+
+    def vector(self, tensor: RawTensor) -> Tensor:
+        """A float32 vector."""
+        return torch.from_numpy(dequantize(tensor))
+
+    def table(self, tensor: RawTensor) -> Tensor:
+        """A matrix to look rows up in; shared with `matrix` of the same tensor."""
+        decoded = self._decoded(tensor)
+        self._shared[tensor.name] = decoded
+        return decoded
+
+    def embed(self, table: Tensor) -> Tensor:
+        """(M, hidden) rows of token_ids."""
+        return table[_index(self.batch.token_ids)]
+
+    def add_positions(self, x: Tensor, table: Tensor) -> Tensor:
+        """X + table[positions]."""
+        return x + table[_index(self.batch.positions)]
+
+    def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: NormKind) -> Tensor:
+        """RMSNorm or LayerNorm over the last axis."""
+        if kind == "layer":
+            return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+        scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+        return scaled if bias is None else scaled + bias
+
+    def linear(self, x: Tensor, weight: _Linear) -> Tensor:
+        """X @ W.T + bias."""
+        return torch.nn.functional.linear(x, weight.weight, weight.bias)
+
+    def linear_add(self, x: Tensor, weight: _Linear, residual: Tensor) -> Tensor:
+        """Residual + X @ W.T + bias."""
+        return residual + self.linear(x, weight)
+
+    def rope_kv(self, qkv: Tensor, layer: int, num_heads: int, rope: RopeConfig | None) -> Tensor:
+        """Rotates q and k, writes k and v to the batch's slots; returns q, (M, num_heads * head_dim)."""
+        kv = self.kv
+        heads = qkv.view(len(qkv), num_heads + 2 * kv.num_kv_heads, kv.head_dim)
+        q, k, v = torch.split(heads, [num_heads, kv.num_kv_heads, kv.num_kv_heads], dim=1)
+        if rope is not None:
+            cos, sin = self._rotation(rope)
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        slots = _index(self.batch.slots)
+        for store, new in ((self.cache[0, layer], k), (self.cache[1, layer], v)):
+            store.view(-1, kv.num_kv_heads, kv.head_dim)[slots] = new.to(store.dtype)
+        return q.reshape(len(qkv), num_heads * kv.head_dim)
+
+    def attention(self, q: Tensor, layer: int, scale: float, window: int | None) -> Tensor:
+        """Causal paged attention, sequence by sequence, (M, num_heads * head_dim)."""
+        batch, kv = self.batch, self.kv
+        out = torch.empty_like(q)
+        for s in range(len(batch.seq_lens)):
+            start, stop = int(batch.query_start[s]), int(batch.query_start[s + 1])
+            length = int(batch.seq_lens[s])
+            blocks = _index(batch.block_table[s, : -(-length // kv.block_size)])
+            k, v = (
+                self.cache[part, layer, blocks].view(-1, kv.num_kv_heads, kv.head_dim)[:length].float()
+                for part in (0, 1)
+            )
+            positions = _index(batch.positions[start:stop])
+            rows = q[start:stop].view(stop - start, kv.num_kv_heads, -1, kv.head_dim)
+            out[start:stop] = _attend(rows, k, v, positions, scale, window).reshape(stop - start, -1)
+        return out
+
+    def act(self, x: Tensor, kind: Activation) -> Tensor:
+        """Swiglu: silu of the first half times the second; gelu kinds elementwise."""
+        if kind == "swiglu":
+            gate, up = x.chunk(2, dim=-1)
+            return torch.nn.functional.silu(gate) * up
+        return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+    def gather(self, x: Tensor) -> Tensor:
+        """(R, width) rows `logits_rows`."""
+        return x[_index(self.batch.logits_rows)]
+
+    def logits(self, x: Tensor, weight: _Linear) -> Tensor:
+        """(R, vocab) raw logits."""
+        return self.linear(x, weight)
+
+    def _decoded(self, tensor: RawTensor) -> Tensor:
+        shared = self._shared.get(tensor.name)
+        return torch.from_numpy(dequantize(tensor)) if shared is None else shared
+
+    def _rotation(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
+        """Cos and sin of the batch's positions, (M, 1, rotary_dim / 2); the same in all layers of a step."""
+        if rope not in self._rotations:
+            # Doubles: at position 100,000 a float32 angle is off by more than the tolerance of the comparisons.
+            frequencies = torch.tensor(inverse_frequencies(rope), dtype=torch.float64)
+            angles = _index(self.batch.positions).double()[:, None] * frequencies
+            cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+            self._rotations[rope] = cos.float()[:, None], sin.float()[:, None]
+        return self._rotations[rope]
+
+
+class RefRunner:
+    """A model loaded into torch. Not thread-safe."""
+
+    def __init__(self, checkpoint: Checkpoint, options: RunnerOptions) -> None:
+        """Decodes the weights and allocates the cache."""
+        config = checkpoint.config
+        self.config = config
+        self.kv = KVConfig(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=options.block_size,
+            num_blocks=options.num_blocks,
+        )
+        self.weight_bytes = weight_bytes(checkpoint)
+        self.kv_bytes = options.num_blocks * kv_block_bytes(config, options)
+        self._ops: RefOps | None = RefOps(self.kv, _KV_TYPES[options.kv_format])
+        self._weights: DecoderWeights | None = load_weights(self._ops, checkpoint)
+
+    def run(self, batch: BatchInputs, sampling: SamplingBatch) -> SampleOutput:
+        """One step: copies, forward, sample."""
+        return sample(self.logits(batch), sampling)
+
+    def logits(self, batch: BatchInputs) -> FloatArray:
+        """Copies and forward, (R, vocab)."""
+        if self._ops is None or self._weights is None:
+            raise RuntimeError("the runner is closed")
+        with torch.inference_mode():
+            self._ops.begin(batch)
+            result: FloatArray = forward(self._ops, self.config, self._weights).numpy()
+        return result
+
+    def close(self) -> None:
+        """Gives back all memory. The runner is dead afterwards."""
+        self._ops = self._weights = None
+
+
+def _index(ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:
+    return torch.from_numpy(ids.astype(np.int64))
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Half-rotation: element i turns with element i + rotary_dim / 2; what is beyond rotary_dim stays."""
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, window: int | None) -> Tensor:
+    """Softmax attention: q (T, kv_heads, group, d), k and v (L, kv_heads, d); returns (T, kv_heads, group, d)."""
+    scores = torch.einsum("tngd,lnd->tngl", q, k) * scale
+    distance = positions[:, None] - torch.arange(len(k))[None, :]
+    hidden = distance < 0
+    if window is not None:
+        hidden |= distance >= window
+    scores = scores.masked_fill(hidden[:, None, None, :], -math.inf)
+    return torch.einsum("tngl,lnd->tngd", scores.softmax(-1), v)

@@ -1,0 +1,83 @@
+"""Opens the tokenizer of a Hugging Face model folder: tokenizer.json and its settings.
+
+Used when a model folder is loaded. `tokenizer_config.json` is optional and wins over what tokenizer.json adds by
+itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from naru_proto.errors import LoadError
+from naru_worker.adapters.tokenizer.model_tokenizer import ModelTokenizer
+from naru_worker.adapters.weights.hf_checkpoint import token_text
+from naru_worker.adapters.weights.model_folder import MAX_TOKENIZER_BYTES, read_json_object, read_small_file
+from naru_worker.core.fields import Fields
+
+PROBE = "a"
+"""Any text: only what is put around it is looked at."""
+
+
+def folder_tokenizer(folder: Path, num_embeddings: int) -> ModelTokenizer:
+    """The folder's tokenizer, for a model with that many embedding rows.
+
+    Raises:
+        LoadError: tokenizer.json is missing, broken or of a kind that cannot be streamed.
+    """
+    path = folder / "tokenizer.json"
+    raw = read_small_file(path, MAX_TOKENIZER_BYTES)
+    if raw is None:
+        raise LoadError(
+            f"{path}: is missing; save the model's fast tokenizer beside its weights", param="tokenizer.json"
+        )
+    try:
+        backend = Tokenizer.from_buffer(raw)
+        prefix, suffix = _surroundings(backend)
+    except Exception as e:  # The library raises no narrower class for any defect of the file.
+        raise LoadError(f"{path}: is no tokenizer ({e})", param="tokenizer.json") from e
+    config_path = folder / "tokenizer_config.json"
+    settings = Fields(str(config_path), read_json_object(config_path) or {})
+    bos = _id_of(backend, settings, "bos_token")
+    eos = _id_of(backend, settings, "eos_token")
+    prefix = _forced(prefix, settings, "add_bos_token", bos)
+    suffix = _forced(suffix, settings, "add_eos_token", eos)
+    highest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+    return ModelTokenizer(
+        backend,
+        str(path),
+        highest + 1,
+        prefix=prefix,
+        suffix=suffix,
+        bos_token_id=bos,
+        eos_token_id=eos,
+        max_token_id=num_embeddings - 1,
+    )
+
+
+def _id_of(backend: Tokenizer, settings: Fields, name: str) -> int | None:
+    text = token_text(settings.values.get(name))
+    token_id: int | None = backend.token_to_id(text) if text else None
+    return token_id
+
+
+def _surroundings(backend: Tokenizer) -> tuple[list[int], list[int]]:
+    """What the post-processor puts before and after a text."""
+    plain: list[int] = backend.encode(PROBE, add_special_tokens=False).ids
+    full: list[int] = backend.encode(PROBE, add_special_tokens=True).ids
+    extra = len(full) - len(plain)
+    for start in range(extra + 1):
+        if full[start : start + len(plain)] == plain:
+            return full[:start], full[start + len(plain) :]
+    return [], []
+
+
+def _forced(added: list[int], settings: Fields, name: str, token_id: int | None) -> list[int]:
+    """What is added, after the settings' own word on it; without one, as the post-processor has it."""
+    if not settings.has(name):
+        return added
+    wanted = settings.boolean(name, False)
+    if not wanted:
+        return [i for i in added if i != token_id]
+    return added if token_id is None or token_id in added else [token_id]

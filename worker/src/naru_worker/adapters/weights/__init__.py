@@ -1,0 +1,1 @@
+"""Model files: readers of safetensors and GGUF, and the checkpoint over them."""
