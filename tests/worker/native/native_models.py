@@ -1,0 +1,154 @@
+"""Synthetic models in memory: random tensors of every format, and their float values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
+from naru_worker.core.model_config import ModelConfig, RopeConfig
+
+Float64Array = npt.NDArray[np.float64]
+
+BLOCKS: dict[str, tuple[int, int]] = {
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q8_0": (32, 34),
+    "q4_k": (256, 144),
+    "q6_k": (256, 210),
+}
+HALVES: dict[str, tuple[int, ...]] = {"q4_0": (0,), "q4_1": (0, 2), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
+"""Where a block holds half-precision numbers; all other bytes may be anything."""
+SPREAD = {"q4_0": 0.02, "q4_1": 0.02, "q8_0": 0.001, "q4_k": 0.0002, "q6_k": 0.0001}
+
+
+def random_tensor(
+    name: str, tensor_format: TensorFormat, shape: tuple[int, ...], rng: np.random.Generator, scale: float = 1.0
+) -> tuple[RawTensor, Float64Array]:
+    """A tensor of random blocks and its values, decoded with the gguf package."""
+    if tensor_format in BLOCKS:
+        return _random_blocks(name, tensor_format, shape, rng, scale)
+    values = (rng.standard_normal(shape) * 0.2 * scale).astype(np.float32)
+    if tensor_format == "f16":
+        halves = values.astype(np.float16)
+        return RawTensor(name, "f16", shape, memoryview(halves.tobytes())), halves.astype(np.float64)
+    if tensor_format == "bf16":
+        bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+        exact = (bits.astype(np.uint32) << 16).view(np.float32)
+        return RawTensor(name, "bf16", shape, memoryview(bits.tobytes())), exact.astype(np.float64)
+    return RawTensor(name, "f32", shape, memoryview(values.tobytes())), values.astype(np.float64)
+
+
+def _random_blocks(
+    name: str, tensor_format: TensorFormat, shape: tuple[int, ...], rng: np.random.Generator, scale: float
+) -> tuple[RawTensor, Float64Array]:
+    elements, size = BLOCKS[tensor_format]
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // elements, size), dtype=np.uint8)
+    for at in HALVES[tensor_format]:
+        halves = (rng.standard_normal(blocks.shape[:2]) * SPREAD[tensor_format] * scale).astype(np.float16)
+        blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
+    if tensor_format in ("q4_1", "q4_k"):
+        # Minima that centre the values, as in real files; q4_k subtracts them.
+        d = blocks[..., 0:2].copy().view(np.float16)
+        blocks[..., 2:4] = (d * np.float16(-7.5 if tensor_format == "q4_1" else 7.5)).view(np.uint8)
+    raw = blocks.reshape(shape[0], -1)
+    kind = gguf.GGMLQuantizationType[tensor_format.upper()]
+    values = gguf.quants.dequantize(raw, kind).astype(np.float64)
+    return RawTensor(name, tensor_format, shape, memoryview(raw.tobytes())), values
+
+
+@dataclass
+class MemoryCheckpoint:
+    """A checkpoint made of tensors in memory."""
+
+    config: ModelConfig
+    tensors: dict[str, RawTensor] = field(default_factory=dict)
+    values: dict[str, Float64Array] = field(default_factory=dict)
+    chat_template: str = ""
+    revision: str = "memory"
+
+    def get(self, name: str) -> RawTensor:
+        return self.tensors[name]
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def close(self) -> None:
+        self.tensors.clear()
+
+
+def config_of(**changes: Any) -> ModelConfig:
+    """A small Llama; `changes` are laid over it."""
+    base: dict[str, Any] = {
+        "architecture": "llama",
+        "vocab_size": 97,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 2048,
+        "norm": "rms",
+        "norm_eps": 1e-5,
+        "activation": "swiglu",
+        "rope": RopeConfig(theta=10000.0, rotary_dim=16),
+        "tie_word_embeddings": False,
+    }
+    merged = base | changes
+    if "rope" not in changes:
+        merged["rope"] = RopeConfig(theta=10000.0, rotary_dim=merged["head_dim"])
+    return ModelConfig(**merged)
+
+
+def checkpoint_of(
+    config: ModelConfig, formats: dict[str, TensorFormat] | None = None, default: TensorFormat = "f32", seed: int = 0
+) -> MemoryCheckpoint:
+    """Random weights for a config. `formats` maps the last part of a tensor's name to its format."""
+    rng = np.random.default_rng(seed)
+    checkpoint = MemoryCheckpoint(config)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def add(name: str, shape: tuple[int, ...]) -> None:
+        kind: TensorFormat = (formats or {}).get(name.rsplit(".", 1)[-1], default) if len(shape) == 2 else "f32"
+        tensor, values = random_tensor(name, kind, shape, rng)
+        if name.endswith("norm"):
+            values = np.abs(values) + 0.5
+            tensor = RawTensor(name, "f32", shape, memoryview(values.astype(np.float32).tobytes()))
+            values = values.astype(np.float32).astype(np.float64)
+        checkpoint.tensors[name], checkpoint.values[name] = tensor, values
+
+    add("embed", (config.vocab_size, hidden))
+    if config.rope is None:
+        add("pos_embed", (config.max_position_embeddings, hidden))
+    if not config.tie_word_embeddings:
+        add("lm_head", (config.vocab_size, hidden))
+    norm_names = ["final_norm"] + [
+        f"layers.{i}.{n}" for i in range(config.num_layers) for n in ("attn_norm", "mlp_norm")
+    ]
+    for name in norm_names:
+        add(name, (hidden,))
+        if config.norm == "layer":
+            add(f"{name}_bias", (hidden,))
+    for i in range(config.num_layers):
+        shapes = {
+            "q": (q_rows, hidden),
+            "k": (kv_rows, hidden),
+            "v": (kv_rows, hidden),
+            "o": (hidden, q_rows),
+            "up": (inner, hidden),
+            "down": (hidden, inner),
+        }
+        if config.activation == "swiglu":
+            shapes["gate"] = (inner, hidden)
+        for name, shape in shapes.items():
+            add(f"layers.{i}.{name}", shape)
+            has_bias = {"q": config.qkv_bias, "k": config.qkv_bias, "v": config.qkv_bias, "o": config.o_bias}
+            if has_bias.get(name, config.mlp_bias):
+                add(f"layers.{i}.{name}_bias", (shape[0],))
+    return checkpoint

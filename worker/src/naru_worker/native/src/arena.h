@@ -1,0 +1,35 @@
+// Anonymous memory in one piece: weights, KV cache and activations each own one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace naru {
+
+class Arena {
+ public:
+  Arena() = default;
+  ~Arena() { release(); }
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // Maps `bytes`, zeroed, 2 MB aligned, huge pages preferred. False: the machine refused.
+  bool reserve(size_t bytes);
+  void release();
+
+  // The next `bytes`, 64-byte aligned; null when the arena is full.
+  uint8_t* take(size_t bytes);
+
+  uint8_t* base() const { return base_; }
+  size_t size() const { return size_; }
+  size_t used() const { return used_; }
+
+ private:
+  uint8_t* map_ = nullptr;
+  size_t map_bytes_ = 0;
+  uint8_t* base_ = nullptr;
+  size_t size_ = 0;
+  size_t used_ = 0;
+};
+
+}  // namespace naru

@@ -1,0 +1,68 @@
+// Causal attention over the paged cache, with online softmax.
+#pragma once
+
+#include "activations.h"
+#include "kv.h"
+#include "threads.h"
+
+namespace naru {
+
+// A run of query tokens of one sequence, for all layers of a step: the unit that is multiplied by kv heads.
+struct AttentionItem {
+  int token;         // first row in the chunk's activations
+  int num_tokens;    // 1 when generated
+  int position;      // of the first token
+  const int32_t* blocks;
+  bool generated;    // sums over fixed ranges of tokens; else over all of them in one go
+  int split;         // which range, of
+  int num_splits;    // 1: all of them
+  int partial;       // first slot of the partial results (kv head and split are added)
+};
+
+struct AttentionPlan {
+  AttentionItem* items = nullptr;
+  int num_items = 0;
+};
+
+// Query tokens that one item may hold, so that num_tokens * group rows fill one tile.
+int attention_tile_tokens(int group);
+
+// A generated token's attention is the sum of those over ranges of this many tokens, taken in order. The ranges are fixed,
+// so that it makes no difference to the result whether one member walks them all or several share them.
+constexpr int kRangeTokens = 128;
+inline int num_ranges(int position) { return position / kRangeTokens + 1; }
+
+// Members share a token's ranges when there are fewer tokens times kv heads than this for each member.
+constexpr int kSpreadTasks = 4;
+
+struct Attention {
+  const float* q;  // rows of num_heads * head_dim, stride ldq
+  size_t ldq;
+  int num_heads;
+  const KVCache* kv;
+  int layer;
+  float scale;
+  int window;  // 0: full
+  float* out;  // rows of num_heads * head_dim, stride ldo
+  size_t ldo;
+  float* partials;            // [slot][group][padded_dim + 2]
+  std::atomic<int>* pending;  // at the first slot of a token and kv head: how many of its ranges are done
+};
+
+// Inside a pool job, by all members; no barrier. `scratch` is the member's own, attention_scratch_floats() long.
+void attention(const Attention& job, const AttentionPlan& plan, Pool* pool, float* scratch);
+
+size_t attention_scratch_floats(int group, int padded_dim);
+
+// Query rows (tokens x group) of one item, at most; a group may have more.
+#if defined(__AMX_TILE__)
+constexpr int kQueryRows = 96;
+
+// Attends the item's rows in tiles; `scratch` is attention_tiles_floats() long.
+void attention_tiles_item(const Attention& job, const AttentionItem& item, int head, float* scratch);
+size_t attention_tiles_floats(int rows, int padded_dim);
+#else
+constexpr int kQueryRows = 32;
+#endif
+
+}  // namespace naru

@@ -1,0 +1,132 @@
+#include "gemm.h"
+
+#include "gemm_tiles.h"
+
+namespace naru {
+namespace {
+
+const Segment& segment_of(const Matrix& w, int panel) {
+  const Segment* s = w.segments;
+  while (panel >= s->first_panel + s->panels) ++s;
+  return *s;
+}
+
+const uint8_t* panel_address(const Matrix& w, int panel) {
+  const Segment& s = segment_of(w, panel);
+  return s.data + static_cast<size_t>(panel - s.first_panel) * s.panel_bytes;
+}
+
+// A member's part of a matrix as one run of bytes: the segments of a matrix lie one after the other.
+struct Run {
+  const uint8_t* begin;
+  size_t bytes;
+};
+
+Run run_of(const Matrix& w, int member, int size) {
+  int begin, end;
+  even_part(w.panels, member, size, &begin, &end);
+  if (begin >= end) return Run{w.segments[0].data, 0};
+  const uint8_t* first = panel_address(w, begin);
+  const uint8_t* last = panel_address(w, end - 1);
+  return Run{first, static_cast<size_t>(last - first) + segment_of(w, end - 1).panel_bytes};
+}
+
+// What to fetch while the panel at `at` is worked on: the same run further on, then the run of the next layer.
+const uint8_t* fetch_from(const uint8_t* at, const Run& run, const Run& then) {
+  const size_t offset = static_cast<size_t>(at - run.begin) + kAheadBytes;
+  if (offset < run.bytes) return run.begin + offset;
+  return then.begin == nullptr ? at : then.begin + (offset - run.bytes);
+}
+
+void run_panel(const Linear& job, const Segment& s, int index, const uint8_t* panel, const uint8_t* ahead) {
+  const int k = job.w->k;
+  const int column = s.first_row + index * kPanel;
+  const int left = s.rows - index * kPanel;
+  const Activations& x = *job.x;
+  alignas(64) float y[kRows * kPanel];
+  for (int row = 0; row < job.rows; row += kRows) {
+    const int rows = job.rows - row < kRows ? job.rows - row : kRows;
+    if (is_quantized(s.format)) {
+      const bool nibbles = s.format != kW8 && s.format != kW6K;
+      (nibbles ? nibble_panel(s.format, rows) : byte_panel(s.format, rows))(panel, k, rows_from(x, row), ahead, y);
+    } else {
+      float_panel(s.format, rows)(panel, k, FRows{x.f + static_cast<size_t>(row) * x.ld, x.ld}, ahead, y);
+    }
+    put_tile(job, y, kPanel, row, rows, column, left < kPanel ? left : kPanel);
+    ahead = panel;  // once is enough: from here on the requests hit the L1 cache
+  }
+}
+
+}  // namespace
+
+void put_tile(const Linear& job, const float* y, int ldy, int row, int rows, int column, int columns) {
+  for (int m = 0; m < rows; ++m) {
+    V16 v = load16(y + m * ldy);
+    float* out = job.out + static_cast<size_t>(row + m) * job.ld + column;
+    if (job.w->bias != nullptr) v = v + load16(job.w->bias + column);
+    if (job.add) v = v + load16n(out, columns);
+    store16n(out, v, columns);
+  }
+}
+
+#if defined(__AMX_TILE__)
+namespace {
+
+// Work goes in pairs of panels, so that activations are loaded once for 32 outputs.
+int num_pairs(const Matrix& w) {
+  int n = 0;
+  for (int i = 0; i < w.num_segments; ++i) n += (w.segments[i].panels + 1) / 2;
+  return n;
+}
+
+void linear_in_tiles(const Linear& job, Pool* pool, int member) {
+  float_tile_shapes();
+  Pool::Share share = pool->share(member, num_pairs(*job.w));
+  for (int p = pool->claim(&share); p >= 0; p = pool->claim(&share)) {
+    const Segment* s = job.w->segments;
+    int at = p;
+    for (; at >= (s->panels + 1) / 2; ++s) at -= (s->panels + 1) / 2;
+    const int index = at * 2, count = s->panels - index < 2 ? 1 : 2;
+    if (is_quantized(s->format)) {
+      float_tile_panels(job, *s, index, count);
+      continue;
+    }
+    for (int i = index; i < index + count; ++i) {
+      const uint8_t* panel = s->data + static_cast<size_t>(i) * s->panel_bytes;
+      run_panel(job, *s, i, panel, panel);
+    }
+  }
+  release_tiles();
+}
+
+}  // namespace
+#endif
+
+void linear(const Linear& job, Pool* pool, int member) {
+#if defined(__AMX_TILE__)
+  if (job.tiles) return linear_in_tiles(job, pool, member);
+  const bool bytes = job.w->wants_quant && job.rows >= kByteTileRows;
+  if (bytes) byte_tile_shapes();
+#endif
+  const Run run = run_of(*job.w, member, pool->size());
+  const Run then = job.then == nullptr ? Run{nullptr, 0} : run_of(*job.then, member, pool->size());
+  Pool::Share share = pool->share(member, job.w->panels);
+  for (int p = pool->claim(&share); p >= 0; p = pool->claim(&share)) {
+    const Segment& s = segment_of(*job.w, p);
+    const uint8_t* panel = s.data + static_cast<size_t>(p - s.first_panel) * s.panel_bytes;
+    // Away from the own run there is nothing to foresee.
+    const uint8_t* ahead = share.is_own() ? fetch_from(panel, run, then) : panel;
+#if defined(__AMX_TILE__)
+    if (bytes && has_byte_tiles(s.format)) {
+      byte_tile_panel(job, s, p - s.first_panel, panel, ahead);
+      continue;
+    }
+#endif
+    run_panel(job, s, p - s.first_panel, panel, ahead);
+  }
+#if defined(__AMX_TILE__)
+  if (bytes) release_tiles();
+#endif
+}
+
+}  // namespace naru

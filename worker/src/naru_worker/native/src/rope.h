@@ -1,0 +1,15 @@
+// Rotary positions and the write of new keys and values into the cache.
+#pragma once
+
+#include "kv.h"
+
+namespace naru {
+
+// cos and sin of one position: table[0..half) and table[half..2 half).
+void rope_table_row(int position, const double* inverse_frequency, int half, float factor, float* table);
+
+// Rotates q and k of one token's row (q heads, then k heads, then v heads) in place and writes k and v to `slot`.
+// table may be null (learned positions).
+void rope_kv_row(float* row, int num_heads, const float* table, int rotary_dim, const KVCache& kv, int layer, int slot);
+
+}  // namespace naru

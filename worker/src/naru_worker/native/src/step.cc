@@ -1,0 +1,232 @@
+// A step: the tape replayed by all members together.
+#include <algorithm>
+
+#include "gemm.h"
+#include "gemm_tiles.h"
+#include "model.h"
+#include "rope.h"
+#include "rowops.h"
+
+namespace naru {
+
+void Model::step(const StepInputs& in, const SamplingInputs* sampling, const SamplingOutputs* out, float* logits) {
+  in_ = in;
+  sampling_ = sampling;
+  out_ = out;
+  logits_out_ = logits;
+  pool_.run(&Model::job, this);
+}
+
+void Model::job(void* self, int member) { static_cast<Model*>(self)->run(member); }
+
+void Model::run(int member) {
+  copy_blocks(member);
+  // Rows of logits are gathered while chunks pass. When more are asked for than fit, chunks pass no more rows than that.
+  int row = 0;
+  int pending_rows = 0;
+  for (int first = 0; first < in_.num_tokens;) {
+    int count = std::min(chunk_tokens_, in_.num_tokens - first);
+    int end_row = row;
+    while (end_row < in_.num_rows && in_.logits_rows[end_row] < first + count) ++end_row;
+    run_chunk(member, first, count);
+    for (; row < end_row;) {
+      const int rows = std::min(chunk_rows_ - pending_rows, end_row - row);
+      gather(member, row, rows, pending_rows, first);
+      row += rows;
+      pending_rows += rows;
+      if (pending_rows == chunk_rows_) {
+        pool_.barrier();
+        run_rows(member, row - pending_rows, pending_rows);
+        pending_rows = 0;
+      }
+    }
+    // The next chunk overwrites the rows just read.
+    pool_.barrier();
+    first += count;
+  }
+  if (pending_rows > 0) run_rows(member, row - pending_rows, pending_rows);
+}
+
+// Copies rows [row, row + count) of the logits rows, out of the chunk that starts at token `first`, to place `at`.
+void Model::gather(int member, int row, int count, int at, int first) {
+  for (const Instruction& op : tape_) {
+    if (op.op != kGather) continue;
+    const Activations& x = buffers_[op.src].a;
+    const Activations& to = buffers_[op.dst].a;
+    for (int i = member; i < count; i += pool_.size())
+      memcpy(to.f + static_cast<size_t>(at + i) * to.ld,
+             x.f + static_cast<size_t>(in_.logits_rows[row + i] - first) * x.ld, to.width * sizeof(float));
+  }
+}
+
+void Model::run_chunk(int member, int first, int count) {
+  if (member == 0) plan_attention(first, count);
+  rope_tables(member, first, count);
+  pool_.barrier();
+  for (size_t i = 0; i < tape_.size(); ++i) {
+    if (tape_[i].tail || tape_[i].op == kGather) continue;
+    execute(i, member, first, count);
+    pool_.barrier();
+  }
+}
+
+// Final norm, logits and sampling of gathered rows [first, first + count).
+void Model::run_rows(int member, int first, int count) {
+  for (size_t i = 0; i < tape_.size(); ++i) {
+    if (!tape_[i].tail) continue;
+    execute(i, member, first, count);
+    pool_.barrier();
+  }
+  const size_t ld = static_cast<size_t>(round_up(spec_.vocab_size, 16));
+  uint8_t* scratch = reinterpret_cast<uint8_t*>(member_scratch(member));
+  for (int i = pool_.next(); i < count; i = pool_.next()) {
+    const float* x = logits_ + static_cast<size_t>(i) * ld;
+    if (logits_out_ != nullptr)
+      memcpy(logits_out_ + static_cast<size_t>(first + i) * spec_.vocab_size, x, spec_.vocab_size * sizeof(float));
+    if (sampling_ != nullptr) sample_row(*sampling_, *out_, first + i, x, spec_.vocab_size, scratch);
+  }
+  pool_.barrier();
+}
+
+// out = x W^T for rows of both kinds: generated ones by bytes, prompts by tiles of bf16.
+void Model::run_linear(const Linear& job, int generated, int member) {
+  if (generated > 0 || job.rows == 0) {
+    Linear part = job;
+    part.rows = generated;
+    linear(part, &pool_, member);
+  }
+  if (generated == job.rows) return;
+  if (generated > 0) pool_.barrier();
+  Linear part = job;
+  Activations rest = *job.x;
+  if (rest.f != nullptr) rest.f += static_cast<size_t>(generated) * rest.ld;
+  part.x = &rest;
+  part.rows = job.rows - generated;
+  part.out += static_cast<size_t>(generated) * job.ld;
+  part.tiles = true;
+  linear(part, &pool_, member);
+}
+
+void Model::execute(size_t index, int member, int first, int rows) {
+  const Instruction& op = tape_[index];
+  int begin, end;
+  even_part(rows, member, pool_.size(), &begin, &end);
+  const bool has_dst = op.op != kRopeKV && op.op != kLogits;
+  const Activations* dst = has_dst ? &buffers_[op.dst].a : nullptr;
+  const Activations* src = op.op == kEmbed ? nullptr : &buffers_[op.src].a;
+  float* scratch = member_scratch(member);
+  // Rows [generated, rows) take the way of prompts, where there is one. Rows of logits all go one way.
+  const int generated =
+      kHasTiles && op.tail == 0 ? std::max(0, std::min(rows, in_.num_generated_tokens - first)) : rows;
+  const auto tile_row = [generated](int r) { return r < generated ? kNoTileRow : r - generated; };
+  switch (op.op) {
+    case kEmbed:
+      for (int r = begin; r < end; ++r)
+        matrix_row(*matrices_[op.weight], in_.token_ids[first + r], dst->f + static_cast<size_t>(r) * dst->ld);
+      break;
+    case kAddPositions:
+      for (int r = begin; r < end; ++r) {
+        matrix_row(*matrices_[op.weight], in_.positions[first + r], scratch);
+        float* x = dst->f + static_cast<size_t>(r) * dst->ld;
+        for (int c = 0; c < dst->width; ++c) x[c] += scratch[c];
+      }
+      break;
+    case kNorm:
+      for (int r = begin; r < end; ++r) {
+        float* to = dst->wants_f ? dst->f + static_cast<size_t>(r) * dst->ld : scratch;
+        norm_row(src->f + static_cast<size_t>(r) * src->ld, src->width, vectors_[op.weight].data(),
+                 op.bias < 0 ? nullptr : vectors_[op.bias].data(), op.value, op.kind, to);
+        emit_row(*dst, r, to, tile_row(r));
+      }
+      break;
+    case kAct:
+      for (int r = begin; r < end; ++r) {
+        float* to = dst->wants_f ? dst->f + static_cast<size_t>(r) * dst->ld : scratch;
+        act_row(src->f + static_cast<size_t>(r) * src->ld, dst->width, op.kind, to);
+        emit_row(*dst, r, to, tile_row(r));
+      }
+      break;
+    case kLinear:
+    case kLinearAdd:
+      run_linear(Linear{matrices_[op.weight], src, rows, dst->f, dst->ld, op.op == kLinearAdd, false, then_[index],
+                        scratch},
+                 matrices_[op.weight]->wants_quant ? generated : rows, member);
+      break;
+    case kLogits:
+      linear(Linear{matrices_[op.weight], src, rows, logits_, static_cast<size_t>(round_up(spec_.vocab_size, 16)),
+                    false, false, then_[index], scratch},
+             &pool_, member);
+      break;
+    case kRopeKV:
+      for (int r = begin; r < end; ++r)
+        rope_kv_row(src->f + static_cast<size_t>(r) * src->ld, op.kind,
+                    spec_.rotary_dim > 0 ? rope_ + static_cast<size_t>(r) * spec_.rotary_dim : nullptr,
+                    spec_.rotary_dim, kv_, op.layer, in_.slots[first + r]);
+      break;
+    case kAttention: {
+      const Attention job{src->f, src->ld, spec_.num_heads, &kv_, op.layer, op.value, op.window,
+                          dst->f, dst->ld, partials_, pending_};
+      attention(job, plan_, &pool_, scratch);
+      if (!dst->wants_q) break;
+      pool_.barrier();
+      for (int r = begin; r < end; ++r) emit_row(*dst, r, dst->f + static_cast<size_t>(r) * dst->ld, tile_row(r));
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+void Model::rope_tables(int member, int first, int count) {
+  if (spec_.rotary_dim == 0) return;
+  int begin, end;
+  even_part(count, member, pool_.size(), &begin, &end);
+  for (int r = begin; r < end; ++r)
+    rope_table_row(in_.positions[first + r], inverse_frequency_.data(), spec_.rotary_dim / 2, spec_.rope_factor,
+                   rope_ + static_cast<size_t>(r) * spec_.rotary_dim);
+}
+
+void Model::copy_blocks(int member) {
+  if (in_.num_copies == 0) return;
+  const size_t bytes = kv_.block_bytes();
+  // In order, by one member: a block may be source of one copy and destination of the next.
+  if (member == 0)
+    for (int i = 0; i < in_.num_copies; ++i)
+      memmove(kv_.base + static_cast<size_t>(in_.copies[2 * i + 1]) * bytes,
+              kv_.base + static_cast<size_t>(in_.copies[2 * i]) * bytes, bytes);
+  pool_.barrier();
+}
+
+// Cuts the chunk's tokens [first, first + count) into items: prompts into tiles of tokens, generated ones each alone, and
+// when few sequences run, those into their KV ranges.
+void Model::plan_attention(int first, int count) {
+  const int tile = attention_tile_tokens(spec_.num_heads / spec_.num_kv_heads);
+  const int* starts = in_.query_start;
+  int seq = 0;
+  while (starts[seq + 1] <= first) ++seq;
+  const bool spread = count * spec_.num_kv_heads < kSpreadTasks * pool_.size();
+
+  plan_.num_items = 0;
+  int partial = 0;
+  for (int s = seq; s < in_.num_seqs && starts[s] < first + count; ++s) {
+    const int begin = std::max(starts[s], first), end = std::min(starts[s + 1], first + count);
+    const int base = in_.seq_lens[s] - (starts[s + 1] - starts[s]);  // position of the sequence's first new token
+    const int32_t* blocks = in_.block_table + static_cast<size_t>(s) * in_.max_blocks;
+    if (begin < in_.num_generated_tokens) {
+      for (int t = begin; t < end; ++t) {
+        const int position = base + t - starts[s];
+        const int splits = spread ? num_ranges(position) : 1;
+        for (int i = 0; i < splits; ++i)
+          plan_.items[plan_.num_items++] = AttentionItem{t - first, 1, position, blocks, true, i, splits, partial};
+        if (splits > 1) partial += splits * spec_.num_kv_heads;
+      }
+      continue;
+    }
+    // Late tiles see more tokens and take longest: first, so that the members end together.
+    for (int t = begin + (end - 1 - begin) / tile * tile; t >= begin; t -= tile)
+      plan_.items[plan_.num_items++] =
+          AttentionItem{t - first, std::min(tile, end - t), base + t - starts[s], blocks, false, 0, 1, 0};
+  }
+}
+
+}  // namespace naru
