@@ -1,0 +1,175 @@
+"""The worker's lease in a real Redis: written, renewed, lost, and back by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from redis_server import RedisServer
+from toy_worker import RunningWorker, ToyLoader, ask, eventually, ids, running_worker, toy_settings
+
+from naru_proto import names
+from naru_proto.registry import ModelInfoRecord, WorkerRecord
+from naru_proto.v1 import worker_pb2
+from naru_worker.settings import RegistrySettings, WorkerSettings
+
+TTL_S = 0.3
+
+
+def settings(server: RedisServer, **more: Any) -> WorkerSettings:
+    return replace(
+        toy_settings(**more), registry=RegistrySettings(redis_url=server.url, pool="gold", lease_ttl_s=TTL_S)
+    )
+
+
+def record(server: RedisServer, worker_id: str = "w") -> WorkerRecord | None:
+    raw = server.client.get(names.key_worker(worker_id))
+    return None if raw is None else WorkerRecord.from_json(str(raw))
+
+
+async def until(server: RedisServer, what: str, check: Callable[[WorkerRecord], bool]) -> WorkerRecord:
+    """The record once `check` holds for it."""
+    found: list[WorkerRecord] = []
+
+    def holds() -> bool:
+        current = record(server)
+        if current is not None and check(current):
+            found.append(current)
+        return bool(found)
+
+    await eventually(holds, what)
+    return found[0]
+
+
+async def serves(worker: RunningWorker) -> bool:
+    return len(ids(await worker.generate(ask("r")))) == 12
+
+
+async def test_the_lease_tells_address_epoch_pool_and_models(redis_server: RedisServer) -> None:
+    async with running_worker(None, settings(redis_server), "toy") as worker:
+        lease = await until(redis_server, "ready", lambda r: bool(r.models) and r.models["toy"].state == "ready")
+        assert (lease.worker_id, lease.address, lease.pool) == ("w", worker.app.address, "gold")
+        assert lease.epoch == (await worker.stub.Describe(worker_pb2.DescribeRequest())).epoch
+        assert redis_server.client.sismember(names.KEY_WORKERS, "w")
+        digest = lease.models["toy"].info_digest
+        info = ModelInfoRecord.from_json(str(redis_server.client.get(names.key_model_info(digest))))
+        assert info.digest() == digest
+        assert (info.architecture, info.chat_template) == ("toy", "{{ messages }}")
+    assert record(redis_server) is None
+    assert not redis_server.client.sismember(names.KEY_WORKERS, "w")
+
+
+async def test_the_lease_is_renewed_before_it_expires_and_expires_when_nobody_renews(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_worker(None, settings(redis_server)) as worker:
+        await until(redis_server, "lease", lambda r: True)
+        # Four lives of a lease: at no time is it gone.
+        for _ in range(40):
+            assert record(redis_server) is not None
+            await asyncio.sleep(TTL_S / 10)
+        lease_task = next(t for t in worker.app._tasks if "LeaseKeeper.run" in repr(t.get_coro()))
+        lease = worker.app._lease
+        assert lease is not None
+        # What a kill leaves: nothing is deleted.
+        monkeypatch.setattr(lease, "_leave", lease._client.aclose)
+        lease_task.cancel()
+        await eventually(lambda: record(redis_server) is None, "the lease does not expire")
+
+
+async def test_changes_are_told_to_subscribers_and_shown_at_once(redis_server: RedisServer) -> None:
+    heard = redis_server.client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+    heard.subscribe(names.CHANNEL_CHANGES)
+    assert heard.get_message(timeout=5.0) is None, "the answer to subscribe comes first, and is no message"
+    loader = ToyLoader(opening={"toy://a": (gate := threading.Event())})
+    async with running_worker(loader, settings(redis_server)) as worker:
+        load = asyncio.create_task(worker.load(generation=4))
+        fetching = await until(redis_server, "fetching", lambda r: bool(r.models) and r.models["toy"].bytes_done > 0)
+        assert (fetching.models["toy"].state, fetching.models["toy"].bytes_total) == ("fetching", 1000)
+        gate.set()
+        await load
+        ready = await until(redis_server, "ready", lambda r: r.models["toy"].state == "ready")
+        assert ready.models["toy"].generation == 4
+        await worker.stub.Unload(worker_pb2.UnloadRequest(model="toy", generation=5))
+        gone = await until(redis_server, "gone", lambda r: not r.models)
+        assert gone.epoch != ready.epoch
+        await worker.stub.Drain(worker_pb2.DrainRequest())
+        await until(redis_server, "draining", lambda r: r.draining)
+    messages = []
+    while (message := heard.get_message(timeout=0.2)) is not None:
+        messages.append(message["data"])
+    assert set(messages) == {"worker:w"}
+    assert len(messages) >= 5
+    heard.close()
+
+
+async def test_a_failed_load_shows_its_reason(redis_server: RedisServer) -> None:
+    loader = ToyLoader(errors={"toy://a": ValueError("odd")})
+    async with running_worker(loader, settings(redis_server)) as worker:
+        await worker.load()
+        failed = await until(redis_server, "failed", lambda r: bool(r.models) and r.models["toy"].state == "failed")
+        assert "ValueError" in failed.models["toy"].error
+
+
+async def test_serving_goes_on_while_redis_is_away_and_the_lease_comes_back(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_worker(None, settings(redis_server), "toy") as worker:
+        lease = worker.app._lease
+        assert lease is not None
+        await until(redis_server, "ready", lambda r: bool(r.models) and r.models["toy"].state == "ready")
+        with caplog.at_level(logging.WARNING):
+            redis_server.stop()
+            await eventually(lambda: lease._num_failures >= 3, "no retry")
+            assert await serves(worker)
+            assert worker.app.health.is_serving
+            redis_server.start()
+            await until(redis_server, "back", lambda r: r.models["toy"].state == "ready")
+        told = [r.message for r in caplog.records if r.name.endswith("registry")]
+        assert len(told) == 2, "once when it goes, once when it is back"
+        # An empty board is filled again, infos included.
+        redis_server.client.flushall()
+        back = await until(redis_server, "refilled", lambda r: bool(r.models))
+        key = names.key_model_info(back.models["toy"].info_digest)
+        await eventually(lambda: bool(redis_server.client.exists(key)), "the model info did not come back")
+
+
+async def test_a_redis_that_hangs_does_not_hang_the_worker(redis_server: RedisServer) -> None:
+    async with running_worker(None, settings(redis_server), "toy") as worker:
+        lease = worker.app._lease
+        assert lease is not None
+        await until(redis_server, "lease", lambda r: True)
+        os.kill(redis_server.pid, signal.SIGSTOP)
+        try:
+            await eventually(lambda: lease.is_failing, "a hanging Redis is not noticed")
+            assert await serves(worker)
+        finally:
+            os.kill(redis_server.pid, signal.SIGCONT)
+        await eventually(lambda: not lease.is_failing, "the lease did not come back")
+
+
+async def test_a_redis_that_refuses_writes_is_no_reason_to_stop(redis_server: RedisServer) -> None:
+    async with running_worker(None, settings(redis_server), "toy") as worker:
+        lease = worker.app._lease
+        assert lease is not None
+        await until(redis_server, "lease", lambda r: True)
+        redis_server.client.replicaof("127.0.0.1", "1")
+        await eventually(lambda: lease.is_failing, "a read-only Redis is not noticed")
+        assert await serves(worker)
+        redis_server.client.replicaof("NO", "ONE")
+        await eventually(lambda: not lease.is_failing, "the lease did not come back")
+
+
+async def test_a_worker_starts_without_redis_and_appears_when_it_comes(make_redis: Callable[[], RedisServer]) -> None:
+    server: RedisServer = make_redis()
+    async with running_worker(None, settings(server), "toy") as worker:
+        assert await serves(worker)
+        server.start()
+        await until(server, "lease", lambda r: r.models["toy"].state == "ready")

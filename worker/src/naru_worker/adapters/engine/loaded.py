@@ -1,0 +1,52 @@
+"""A loaded model as the asyncio thread knows it: the engine to post to, the tokenizer, and fixed facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from naru_proto.registry import ModelInfoRecord
+from naru_worker.adapters.engine.loop import SteppedEngine
+from naru_worker.adapters.engine.token_table import TokenTable
+from naru_worker.core.request_limits import RequestLimits
+
+
+class PromptTokenizer(Protocol):
+    """What the server needs of a tokenizer. Safe to use from several threads."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text.
+
+        Raises:
+            InvalidRequest: it has none.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is told about a loaded model."""
+
+    info: ModelInfoRecord
+    revision: str
+    weight_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    block_size: int
+    num_blocks: int
+
+
+@dataclass(slots=True, eq=False)
+class LoadedModel:
+    """One load of a model: a reload is another object."""
+
+    name: str
+    engine: SteppedEngine
+    tokenizer: PromptTokenizer
+    tokens: TokenTable
+    limits: RequestLimits
+    facts: ModelFacts
+    release: Callable[[], None]
+    """Gives back runner, files and memory; blocks; the engine thread must have let go before."""
+    is_closed: bool = False
+    """Set before it is drained: takes no more requests."""

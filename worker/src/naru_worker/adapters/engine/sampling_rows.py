@@ -1,0 +1,230 @@
+"""Turns the sampling rows of a `StepPlan` into a `SamplingBatch`, and a `SampleOutput` back into `RowResult`s.
+
+Called by the engine at each step. While the same sequences sample as in the step before, and nothing about them changes
+but their place in the random stream, the batch of the step before is used again with new counters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from naru_worker.adapters.engine.penalties import TokenCounts
+from naru_worker.adapters.ops.protocol import FloatArray, Int32Array, SampleOutput, SamplingBatch
+from naru_worker.core.request import Sequence
+from naru_worker.core.step import PositionLogprobs, Row, RowResult, StepPlan, TokenLogprob
+
+_SKIPPED = RowResult(token_id=None)
+LOGPROB_FLOOR = -9999.0
+"""Reported for tokens of probability zero: JSON has no infinity."""
+
+
+class SequenceSampling:
+    """What the sampler must know of one sequence, prepared once. Lives as long as its request."""
+
+    __slots__ = (
+        "ban_ids",
+        "bias",
+        "counter_base",
+        "counts",
+        "draw",
+        "needs_refresh",
+        "params",
+        "seed",
+        "sequence",
+        "temperature",
+    )
+
+    def __init__(self, sequence: Sequence, eos_token_ids: tuple[int, ...]) -> None:
+        params = sequence.request.params
+        self.sequence = sequence
+        self.params = params
+        self.temperature = 0.0 if params.is_greedy else params.temperature
+        self.seed = sequence.request.seed
+        self.counter_base = sequence.index << 32
+        self.bias = params.logit_bias
+        repeats = params.repetition_penalty != 1.0
+        penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        self.counts = TokenCounts(sequence, with_prompt=repeats) if penalised else None
+        ends = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
+        self.ban_ids = tuple(sorted(set(ends))) if params.min_tokens > 0 else ()
+        self.needs_refresh = penalised or bool(self.ban_ids)
+        """True when more than the counter may change from step to step."""
+        self.draw = RowRequest(self, -1, _or_none(params.logprobs))
+        """The row that draws its next token: always this one object, so that equal batches are found by identity."""
+
+    def banned(self) -> tuple[int, ...]:
+        """Ids that may not be drawn now: whatever would end the sequence before min_tokens."""
+        return self.ban_ids if self.sequence.num_output_tokens < self.params.min_tokens else ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowRequest:
+    """One row of logits: a sequence that draws, or (`target` ≥ 0) a prompt token that is scored."""
+
+    state: SequenceSampling
+    target: int
+    num_logprobs: int
+
+
+class SamplingBuilder:
+    """Builds sampling batches of one model. Not thread-safe; a result is valid until the next `build`."""
+
+    def __init__(self, vocab_limit: int) -> None:
+        self._vocab_limit = vocab_limit
+        self._rows: list[RowRequest] = []
+        self._batch: SamplingBatch | None = None
+
+    def build(self, rows: list[RowRequest]) -> SamplingBatch:
+        """The batch for `rows`, in their order."""
+        batch = self._batch
+        if batch is None or rows != self._rows:
+            batch = self._fill(rows)
+            is_volatile = any(row.state.needs_refresh or row.target >= 0 for row in rows)
+            self._rows, self._batch = rows, None if is_volatile else batch
+        batch.counter[:] = [row.state.counter_base + row.state.sequence.num_output_tokens for row in rows]
+        return batch
+
+    def forget(self) -> None:
+        """Drops references to sequences, for an idle engine."""
+        self._rows, self._batch = [], None
+
+    def _fill(self, rows: list[RowRequest]) -> SamplingBatch:
+        params = [row.state.params for row in rows]
+        logprobs = [row.num_logprobs for row in rows]
+        draws = [row.target < 0 for row in rows]
+        bias = [row.state.bias if drawn else () for row, drawn in zip(rows, draws, strict=True)]
+        banned = [row.state.banned() if drawn else () for row, drawn in zip(rows, draws, strict=True)]
+        penalty_start, penalty_ids, penalty_counts = _penalties(rows)
+        return SamplingBatch(
+            temperature=_floats([row.state.temperature for row in rows]),
+            top_k=_ints([max(0, p.top_k) for p in params]),
+            top_p=_floats([p.top_p for p in params]),
+            min_p=_floats([p.min_p for p in params]),
+            presence_penalty=_floats([p.presence_penalty for p in params]),
+            frequency_penalty=_floats([p.frequency_penalty for p in params]),
+            repetition_penalty=_floats([p.repetition_penalty for p in params]),
+            seed=np.array([row.state.seed for row in rows], np.uint64),
+            counter=np.zeros(len(rows), np.uint64),
+            target=_ints([row.target for row in rows]),
+            num_logprobs=_ints(logprobs),
+            bias_start=_starts([len(b) for b in bias]),
+            bias_ids=_ints([i for b in bias for i, _ in b]),
+            bias_values=_floats([v for b in bias for _, v in b]),
+            penalty_start=penalty_start,
+            penalty_ids=penalty_ids,
+            penalty_output_counts=penalty_counts,
+            banned_start=_starts([len(b) for b in banned]),
+            banned_ids=_ints([i for b in banned for i in b]),
+            vocab_limit=self._vocab_limit,
+            max_logprobs=max(0, max(logprobs, default=0)),
+        )
+
+
+def wanted_rows(plan: StepPlan, states: dict[Sequence, SequenceSampling]) -> tuple[list[RowRequest], list[int]]:
+    """The rows of logits a plan needs, and their token indices in the batch, ascending."""
+    wanted: list[RowRequest] = []
+    indices: list[int] = []
+    offset = 0
+    for row in plan.rows:
+        sequence = row.sequence
+        if sequence.index == 0 and sequence.request.params.prompt_logprobs is not None:
+            _add_scored(row, offset, states[sequence], wanted, indices)
+        offset += row.num_tokens
+        if row.samples:
+            wanted.append(states[sequence].draw)
+            indices.append(offset - 1)
+    return wanted, indices
+
+
+def _add_scored(row: Row, offset: int, state: SequenceSampling, wanted: list[RowRequest], indices: list[int]) -> None:
+    """Position p's logits score prompt token p + 1; the last prompt token's logits score nothing, they are drawn from.
+
+    Once a first token is out the scores are out as well, and a recomputation after preemption needs none.
+    """
+    if row.sequence.num_output_tokens:
+        return
+    prompt = row.sequence.request.prompt_token_ids
+    for position in range(row.start, min(row.start + row.num_tokens, len(prompt) - 1)):
+        wanted.append(RowRequest(state, prompt[position + 1], _or_none(state.params.prompt_logprobs)))
+        indices.append(offset + position - row.start)
+
+
+def row_results(plan: StepPlan, wanted: list[RowRequest], output: SampleOutput) -> list[RowResult]:
+    """One result for each row of `plan`, from the sampled `wanted` rows."""
+    token_ids: list[int] = output.token_ids.tolist()
+    if len(wanted) == len(plan.rows) and all(row.num_logprobs < 0 for row in wanted):
+        # Every row draws (a scored row always has logprobs, and comes with or without a drawing one).
+        return [RowResult(token_id) for token_id in token_ids]
+    results: list[RowResult] = []
+    cursor = 0
+    for row in plan.rows:
+        scored: list[PositionLogprobs] = []
+        while cursor < len(wanted) and wanted[cursor].target >= 0 and wanted[cursor].state.sequence is row.sequence:
+            scored.append(_position(cursor, wanted[cursor].num_logprobs, output))
+            cursor += 1
+        if not row.samples:
+            results.append(RowResult(None, prompt_logprobs=tuple(scored)) if scored else _SKIPPED)
+            continue
+        asked = wanted[cursor].num_logprobs
+        logprobs = _position(cursor, asked, output) if asked >= 0 else None
+        results.append(RowResult(token_ids[cursor], logprobs, tuple(scored)))
+        cursor += 1
+    return results
+
+
+def _position(i: int, num_top: int, output: SampleOutput) -> PositionLogprobs:
+    chosen = TokenLogprob(int(output.token_ids[i]), _floored(output.logprobs[i]), int(output.ranks[i]))
+    ids: list[int] = output.top_ids[i, :num_top].tolist()
+    values: list[float] = output.top_logprobs[i, :num_top].tolist()
+    top = tuple(
+        TokenLogprob(token_id, _floored(value), rank)
+        for rank, (token_id, value) in enumerate(zip(ids, values, strict=True), start=1)
+        if token_id >= 0
+    )
+    return PositionLogprobs(chosen, top)
+
+
+def _floored(value: Any) -> float:
+    """Also turns NaN, which compares false, into the floor."""
+    number = float(value)
+    return number if number >= LOGPROB_FLOOR else LOGPROB_FLOOR
+
+
+def _penalties(rows: list[RowRequest]) -> tuple[Int32Array, Int32Array, Int32Array]:
+    ids: list[Int32Array] = []
+    counts: list[Int32Array] = []
+    lengths: list[int] = []
+    for row in rows:
+        if row.target >= 0 or row.state.counts is None:
+            lengths.append(0)
+            continue
+        row_ids, row_counts = row.state.counts.refresh()
+        ids.append(row_ids)
+        counts.append(row_counts)
+        lengths.append(len(row_ids))
+    if not ids:
+        empty = np.zeros(0, np.int32)
+        return _starts(lengths), empty, empty
+    return _starts(lengths), np.concatenate(ids), np.concatenate(counts)
+
+
+def _starts(lengths: list[int]) -> Int32Array:
+    starts = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+def _floats(values: list[float]) -> FloatArray:
+    return np.array(values, np.float32)
+
+
+def _ints(values: list[int]) -> npt.NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+def _or_none(value: int | None) -> int:
+    return -1 if value is None else value

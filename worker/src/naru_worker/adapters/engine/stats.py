@@ -1,0 +1,62 @@
+"""Numbers of one model's engine: written by the engine thread, read by any other.
+
+Plain integers and lists: a reader may see a step half counted, never a broken value. Histograms are kept here and not
+in the metrics library, as that takes a lock and a microsecond for each observation.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Histogram:
+    """Counts of observations by bucket; the last bucket has no upper bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Adds an observation; bounds are inclusive."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Everything since the model was loaded, and the numbers of this instant (`num_running` to `num_free_blocks`)."""
+
+    num_blocks: int
+    """Usable ones: without the null block."""
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_steps: int = 0
+    num_failed_steps: int = 0
+    num_preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prefilled_tokens: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens of requests that began, cached ones included."""
+    finished: dict[str, int] = field(default_factory=dict)
+    """Requests by how they ended: the finish reason of the first choice, or error."""
+    ttft_s: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
+    itl_s: Histogram = field(default_factory=lambda: Histogram(ITL_BUCKETS_S))
+    step_s: Histogram = field(default_factory=lambda: Histogram(STEP_BUCKETS_S))
+    e2e_s: Histogram = field(default_factory=lambda: Histogram(E2E_BUCKETS_S))
+
+    @property
+    def kv_usage_ratio(self) -> float:
+        """Used blocks per block, in [0, 1]."""
+        return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0

@@ -1,0 +1,112 @@
+"""What this process may really use of the machine: cores, memory, and whether its parent still lives.
+
+Called by `app` at start and by the model host before each load. `os.cpu_count()` and the host's memory lie in a
+container; the cgroup's files (version 1 and 2) and the affinity mask do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_UNLIMITED_BYTES = 2**60
+"""Version 1 writes a huge number for no limit."""
+_PR_SET_PDEATHSIG = 1
+
+
+def usable_cores(cgroup_root: Path = _CGROUP_ROOT) -> int:
+    """Cores this process can keep busy, at least 1: the affinity mask, cut by the CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    quota = _cpu_quota(cgroup_root)
+    return max(1, min(cores, int(quota) if quota is not None else cores))
+
+
+def memory_limit_bytes(cgroup_root: Path = _CGROUP_ROOT) -> int:
+    """The smaller of the cgroup's limit and the host's memory."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _memory_limit(cgroup_root)
+    return host if limit is None else min(host, limit)
+
+
+def memory_available_bytes(cgroup_root: Path = _CGROUP_ROOT) -> int:
+    """Bytes that can be taken now without swapping or being killed: host and cgroup both asked."""
+    available = memory_limit_bytes(cgroup_root)
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            available = min(available, int(line.split()[1]) * 1024)
+    limit = _memory_limit(cgroup_root)
+    if limit is not None:
+        available = min(available, max(0, limit - _memory_used(cgroup_root)))
+    return available
+
+
+def rss_bytes() -> int:
+    """Memory of this process that is in RAM now."""
+    fields = _read(Path("/proc/self/statm")).split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
+
+
+def release_free_memory() -> None:
+    """Gives memory that the allocator holds for later back to the system (glibc; nothing elsewhere)."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):
+        return
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Has the kernel send SIGTERM to this process when its parent ends (Linux; nothing elsewhere).
+
+    `parent_pid` is the parent as it was at start: where it has gone before the call, SIGTERM is sent at once.
+    """
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    except (AttributeError, OSError):
+        return
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _cpu_quota(root: Path) -> float | None:
+    """Cores granted by the quota, or None."""
+    version2 = _read(root / "cpu.max").split()
+    if len(version2) == 2:
+        return None if version2[0] == "max" else int(version2[0]) / int(version2[1])
+    for folder in ("cpu", "cpu,cpuacct"):
+        quota = _read(root / folder / "cpu.cfs_quota_us").strip()
+        period = _read(root / folder / "cpu.cfs_period_us").strip()
+        if quota and period and int(quota) > 0:
+            return int(quota) / int(period)
+    return None
+
+
+def _memory_limit(root: Path) -> int | None:
+    for path in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
+        text = _read(path).strip()
+        if text.isdigit() and int(text) < _UNLIMITED_BYTES:
+            return int(text)
+    return None
+
+
+def _memory_used(root: Path) -> int:
+    """Used by the cgroup, less file pages that the kernel would drop first."""
+    for folder, usage in ((root, "memory.current"), (root / "memory", "memory.usage_in_bytes")):
+        text = _read(folder / usage).strip()
+        if not text.isdigit():
+            continue
+        inactive = 0
+        for line in _read(folder / "memory.stat").splitlines():
+            if line.startswith(("inactive_file ", "total_inactive_file ")):
+                inactive = max(inactive, int(line.split()[1]))
+        return max(0, int(text) - inactive)
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,175 @@
+"""The Prometheus endpoint: numbers of all models at the time of the scrape, in a thread of its own.
+
+Names are those of vLLM's metrics with our prefix. The only label is the model, and only models in memory appear, so
+that no request can make a series. Nothing is pushed: an idle engine reads zero at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from naru_worker.adapters.engine.stats import EngineStats, Histogram
+from naru_worker.core.kv_stats import KVStats
+
+SCRAPE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSample:
+    """One model at the time of a scrape."""
+
+    model: str
+    stats: EngineStats
+    kv: KVStats | None
+    """None: the engine was too busy to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """The worker at the time of a scrape."""
+
+    models: list[ModelSample]
+    rss_bytes: int
+    is_serving: bool
+
+
+_GAUGES: tuple[tuple[str, str, Callable[[ModelSample], float]], ...] = (
+    ("num_requests_running", "Sequences that are being computed", lambda s: s.stats.num_running),
+    ("num_requests_waiting", "Sequences that wait for their turn", lambda s: s.stats.num_waiting),
+    ("kv_cache_usage_ratio", "Used KV blocks per block", lambda s: s.stats.kv_usage_ratio),
+    (
+        "kv_waste_ratio",
+        "Slots of used KV blocks without a token, per slot",
+        lambda s: s.kv.waste_ratio if s.kv else 0.0,
+    ),
+    ("kv_cached_blocks", "Free KV blocks that still hold a prefix", lambda s: s.kv.num_cached_blocks if s.kv else 0),
+    ("kv_blocks", "KV blocks", lambda s: s.stats.num_blocks),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[ModelSample], float]], ...] = (
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", lambda s: s.stats.prefix_query_tokens),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.stats.prefix_hit_tokens),
+    ("num_preemptions", "Sequences that lost their KV blocks", lambda s: s.stats.num_preemptions),
+    ("prompt_tokens", "Prompt tokens of requests that began", lambda s: s.stats.prompt_tokens),
+    ("prefilled_tokens", "Tokens computed in runs: prompts and recomputation", lambda s: s.stats.prefilled_tokens),
+    ("generation_tokens", "Tokens drawn", lambda s: s.stats.generated_tokens),
+    ("engine_steps", "Steps of the engine", lambda s: s.stats.num_steps),
+    ("engine_failed_steps", "Steps that failed", lambda s: s.stats.num_failed_steps),
+)
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelSample], Histogram]], ...] = (
+    ("time_to_first_token_seconds", "From arrival to the first token", lambda s: s.stats.ttft_s),
+    ("inter_token_latency_seconds", "Between two tokens of one choice", lambda s: s.stats.itl_s),
+    ("e2e_request_latency_seconds", "From arrival to the end", lambda s: s.stats.e2e_s),
+    ("step_seconds", "One step of the engine", lambda s: s.stats.step_s),
+)
+
+
+class SampleCollector:
+    """A collector for the metrics library over samples taken when asked."""
+
+    def __init__(self, sample: Callable[[], WorkerSample]) -> None:
+        self._sample = sample
+
+    def collect(self) -> Iterable[Any]:
+        """All metric families."""
+        from prometheus_client import core
+
+        sample = self._sample()
+        yield core.GaugeMetricFamily("naru_worker_rss_bytes", "Memory of the process in RAM", sample.rss_bytes)
+        yield core.GaugeMetricFamily("naru_worker_serving", "1 while health says SERVING", int(sample.is_serving))
+        for name, text, value in _GAUGES:
+            gauge = core.GaugeMetricFamily(f"naru_{name}", text, labels=["model"])
+            for model in sample.models:
+                gauge.add_metric([model.model], value(model))
+            yield gauge
+        for name, text, value in _COUNTERS:
+            counter = core.CounterMetricFamily(f"naru_{name}", text, labels=["model"])
+            for model in sample.models:
+                counter.add_metric([model.model], value(model))
+            yield counter
+        for name, text, histogram_of in _HISTOGRAMS:
+            family = core.HistogramMetricFamily(f"naru_{name}", text, labels=["model"])
+            for model in sample.models:
+                buckets, total = _cumulated(histogram_of(model))
+                family.add_metric([model.model], buckets, total)
+            yield family
+        ends = core.CounterMetricFamily(
+            "naru_request_success", "Requests by how they ended", labels=["model", "reason"]
+        )
+        for model in sample.models:
+            for reason, count in sorted(model.stats.finished.items()):
+                ends.add_metric([model.model, reason], count)
+        yield ends
+
+
+class MetricsServer:
+    """``GET /metrics`` on its own threads, so that a busy asyncio thread does not lose a scrape."""
+
+    def __init__(self, host: str, port: int, sample: Callable[[], WorkerSample]) -> None:
+        """Binds; raises OSError where the port is taken."""
+        collector = SampleCollector(sample)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path.partition("?")[0] != "/metrics":
+                    self.send_error(404)
+                    return
+                body, content_type = _render(collector)
+                self.send_response(200)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Scrapes are not news."""
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="metrics", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The bound port."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends; waits for the thread."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def ask_loop(loop: asyncio.AbstractEventLoop, ask: Callable[[], Any]) -> Callable[[], Any]:
+    """A function for other threads that runs the coroutine function `ask` in the asyncio thread and waits for it."""
+
+    def call() -> Any:
+        return asyncio.run_coroutine_threadsafe(ask(), loop).result(SCRAPE_TIMEOUT_S)
+
+    return call
+
+
+def _render(collector: SampleCollector) -> tuple[bytes, str]:
+    """Text exposition. The library is imported at the first scrape: it would cost a tenth of the start."""
+    from prometheus_client import CollectorRegistry, exposition
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return exposition.generate_latest(registry), exposition.CONTENT_TYPE_LATEST
+
+
+def _cumulated(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    buckets: list[tuple[str, float]] = []
+    running = 0
+    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), tuple(histogram.counts), strict=True):
+        running += count
+        buckets.append((bound, running))
+    return buckets, histogram.total

@@ -1,0 +1,164 @@
+"""This worker's lease in the route map: written on each change, renewed before it expires, deleted at the end.
+
+Lives in the asyncio thread. Redis may be away, hang, refuse or be emptied: serving does not notice, and the lease comes
+back by itself. Nothing is read but whether the model infos are still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from naru_proto import names
+from naru_proto.registry import ModelInfoRecord, WorkerRecord
+from naru_worker.settings import RegistrySettings
+
+_log = logging.getLogger(__name__)
+
+INFO_TTL_S = 3600
+"""Model infos outlive the leases that name them, but not for ever; renewed with each lease."""
+MAX_PAUSE_S = 5.0
+"""Longest pause between two tries while Redis is away."""
+MIN_INTERVAL_S = 0.05
+"""Changes that come faster (progress of a download) are written together."""
+
+
+class LeaseKeeper:
+    """Keeps one worker's entry. `record` and `infos` are asked for at each write: they are the truth."""
+
+    def __init__(
+        self,
+        settings: RegistrySettings,
+        record: Callable[[], WorkerRecord],
+        infos: Callable[[], list[ModelInfoRecord]],
+    ) -> None:
+        self._settings = settings
+        self._record = record
+        self._infos = infos
+        self._poked = asyncio.Event()
+        self._client: Any = None
+        self._failures: tuple[type[Exception], ...] = (OSError, TimeoutError)
+        self._written: set[str] = set()
+        """Digests of infos written on this connection and not lost since."""
+        self._told: str | None = None
+        """The entry as subscribers last heard of it, load left out."""
+        self._num_failures = 0
+        self._limit_s = max(0.2, min(1.0, settings.lease_ttl_s / 3))
+        """Longest time for one exchange with Redis."""
+
+    @property
+    def is_failing(self) -> bool:
+        """The last write did not reach Redis."""
+        return self._num_failures > 0
+
+    def poke(self) -> None:
+        """Something has changed: write soon."""
+        self._poked.set()
+
+    async def run(self) -> None:
+        """Keeps the lease until cancelled, and then deletes it."""
+        try:
+            await self._connect()
+            while True:
+                self._poked.clear()
+                await self._try_write()
+                await asyncio.sleep(MIN_INTERVAL_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause_s()):
+                        await self._wait()
+        finally:
+            await self._leave()
+
+    async def _wait(self) -> None:
+        """A change is no reason to try again sooner while Redis is away."""
+        if self._num_failures:
+            await asyncio.Event().wait()
+        await self._poked.wait()
+
+    def _pause_s(self) -> float:
+        """Seconds to the next write: a third of the lease, doubled with each failure after the first."""
+        interval_s = self._settings.lease_ttl_s / 3
+        doublings = min(max(0, self._num_failures - 1), 8)
+        return min(interval_s * 2.0**doublings, max(MAX_PAUSE_S, interval_s))
+
+    async def _connect(self) -> None:
+        """Imports the client late and in a thread: it takes a third of a second, and the server is up already."""
+        redis = await asyncio.to_thread(importlib.import_module, "redis.asyncio")
+        retry = await asyncio.to_thread(importlib.import_module, "redis.asyncio.retry")
+        backoff = importlib.import_module("redis.backoff")
+        self._failures = (OSError, TimeoutError, redis.RedisError)
+        self._client = redis.from_url(
+            self._settings.redis_url,
+            # With a socket timeout the client sends by asyncio.wait_for, which before Python 3.12 may lose a
+            # cancellation (https://github.com/python/cpython/issues/86296): the limit stands around whole exchanges.
+            socket_timeout=None,
+            socket_connect_timeout=self._limit_s,
+            retry=retry.Retry(backoff.NoBackoff(), 0),
+            single_connection_client=False,
+        )
+
+    async def _try_write(self) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._write()
+        except self._failures as exc:
+            self._num_failures += 1
+            self._told = None
+            if self._num_failures == 1:
+                # Once, not at each try: an outage of an hour is one line. The URL may hold a password.
+                _log.warning("the route map cannot be written (%s); serving goes on, retrying", type(exc).__name__)
+            return
+        if self._num_failures:
+            _log.warning("the route map is written again, after %d failed tries", self._num_failures)
+            self._num_failures = 0
+
+    async def _write(self) -> None:
+        record = self._record()
+        infos = {info.digest(): info for info in self._infos()}
+        told = WorkerRecord(
+            record.worker_id, record.address, record.epoch, record.models, record.draining, record.pool
+        ).to_json()
+        await self._write_infos({d: i for d, i in infos.items() if d not in self._written})
+        pipe = self._client.pipeline(transaction=False)
+        pipe.set(names.key_worker(record.worker_id), record.to_json(), px=int(self._settings.lease_ttl_s * 1000))
+        pipe.sadd(names.KEY_WORKERS, record.worker_id)
+        for digest in infos:
+            pipe.expire(names.key_model_info(digest), INFO_TTL_S)
+        if told != self._told:
+            pipe.publish(names.CHANNEL_CHANGES, f"worker:{record.worker_id}")
+        replies = await pipe.execute()
+        self._told = told
+        self._written = {d for d, renewed in zip(infos, replies[2:], strict=False) if renewed}
+        await self._write_infos({d: i for d, i in infos.items() if d not in self._written})
+
+    async def _write_infos(self, infos: dict[str, ModelInfoRecord]) -> None:
+        """Before the lease that names them; again where the board was emptied."""
+        if not infos:
+            return
+        pipe = self._client.pipeline(transaction=False)
+        for digest, info in infos.items():
+            pipe.set(names.key_model_info(digest), info.to_json(), ex=INFO_TTL_S)
+        await pipe.execute()
+        self._written |= infos.keys()
+
+    async def _leave(self) -> None:
+        """Takes the entry away; where Redis is away too, it expires."""
+        if self._client is None:
+            return
+        worker_id = self._record().worker_id
+        with contextlib.suppress(*self._failures):
+            async with asyncio.timeout(self._limit_s):
+                await self._erase(worker_id)
+        with contextlib.suppress(*self._failures):
+            await self._client.aclose()
+
+    async def _erase(self, worker_id: str) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        pipe.delete(names.key_worker(worker_id))
+        pipe.srem(names.KEY_WORKERS, worker_id)
+        pipe.publish(names.CHANNEL_CHANGES, f"worker:{worker_id}")
+        await pipe.execute()

@@ -1,0 +1,1 @@
+"""The gRPC server of a worker: messages in, deltas out."""

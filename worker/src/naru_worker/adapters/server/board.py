@@ -1,0 +1,239 @@
+"""Requests alive on this worker: from a message to the engine, and from the engine's deltas to the right stream.
+
+Lives in the asyncio thread. Every accepted message ends in exactly one last delta on its stream, unless the stream
+itself is closed; then its requests are cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from naru_proto.errors import InternalError, InvalidRequest, NaruError, Overloaded, Unavailable
+from naru_proto.v1 import worker_pb2
+from naru_worker.adapters.engine.deltas import Outbox, SequenceDelta
+from naru_worker.adapters.engine.loaded import LoadedModel
+from naru_worker.adapters.engine.loop import EngineLoop
+from naru_worker.adapters.server import wire
+from naru_worker.adapters.server.stream import DeltaStream, LiveRequest
+from naru_worker.core.request import FinishReason, Request, RequestId
+from naru_worker.core.request_limits import check_prompt_text, resolve_params
+from naru_worker.core.sampling import SamplingParams
+
+_log = logging.getLogger(__name__)
+
+INLINE_PROMPT_CHARS = 1024
+"""Shorter prompts are tokenized at once: half a millisecond, less than a hop to another thread under load."""
+
+
+class Models(Protocol):
+    """Where the board finds loaded models."""
+
+    def serving(self, name: str) -> LoadedModel:
+        """The model, if it takes requests now.
+
+        Raises:
+            ModelNotFound: unknown here.
+            Unavailable: loading, leaving, or the worker is draining.
+        """
+
+
+class RequestBoard:
+    """All live requests. Not thread-safe: asyncio thread only."""
+
+    def __init__(self, loop: EngineLoop, models: Models, *, max_num_requests: int, max_message_bytes: int) -> None:
+        self._loop = loop
+        self._models = models
+        self._max_num_requests = max_num_requests
+        self._max_message_bytes = max_message_bytes
+        self._live: dict[RequestId, LiveRequest] = {}
+        self._wire_ids: dict[str, LiveRequest] = {}
+        self._arrivals = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        """Set, and replaced by a fresh one, whenever a request has ended."""
+        self._death: NaruError | None = None
+
+    def __len__(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
+    def accept(self, message: worker_pb2.GenerateRequest, stream: DeltaStream) -> None:
+        """Takes a request; whatever comes of it goes to `stream`. Never raises."""
+        arrival = next(self._arrivals)
+        live = LiveRequest(
+            wire_id=message.request_id,
+            engine_id=RequestId(str(arrival)),
+            stream=stream,
+            arrived_s=self._loop.now_s(),
+            with_token_ids=message.return_token_ids,
+        )
+        if message.request_id in self._wire_ids:
+            error = InvalidRequest(
+                f"request_id {message.request_id!r} is in use by a request that still runs; send a fresh one",
+                param="request_id",
+            )
+            stream.put(live, SequenceDelta(live.engine_id, error=error, is_last=True))
+            return
+        self._live[live.engine_id] = live
+        self._wire_ids[live.wire_id] = stream.live[live.wire_id] = live
+        try:
+            self._start(live, message, arrival)
+        except NaruError as error:
+            self._end(live, error)
+
+    def cancel(self, wire_ids: Iterable[str], stream: DeltaStream | None = None) -> int:
+        """Ends the requests named, of one stream or of all; unknown ones are ignored. Returns how many there were."""
+        known = self._wire_ids if stream is None else stream.live
+        found = [live for wire_id in wire_ids if (live := known.get(wire_id)) is not None and not live.is_cancelled]
+        for live in found:
+            self._cancel(live, None)
+        return len(found)
+
+    def close(self, stream: DeltaStream) -> None:
+        """Forgets a broken or finished stream: its requests are cancelled, their ids are free at once."""
+        stream.is_closed = True
+        for live in tuple(stream.live.values()):
+            self._wire_ids.pop(live.wire_id, None)
+            self._cancel(live, None)
+        stream.live.clear()
+
+    def of_model(self, model: LoadedModel) -> list[LiveRequest]:
+        """Live requests of one model."""
+        return [live for live in self._live.values() if live.model is model]
+
+    def fail(self, requests: Iterable[LiveRequest], error: NaruError) -> None:
+        """Ends requests with an error, through the engine where it has them."""
+        for live in tuple(requests):
+            self._cancel(live, error)
+
+    async def wait_idle(self, model: LoadedModel | None, timeout_s: float) -> bool:
+        """Waits until no request (of the model) is left. False: time is up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._live if model is None else self.of_model(model):
+                    await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def drain(self, model: LoadedModel, timeout_s: float) -> None:
+        """Waits for the requests of a model, ends those that take longer, and returns when none is left."""
+        if not await self.wait_idle(model, timeout_s):
+            self.fail(self.of_model(model), Unavailable(f"model {model.name!r} was unloaded; ask again"))
+            while self.of_model(model):
+                await self._ended.wait()
+
+    def dispatch(self, outbox: Outbox) -> None:
+        """Hands the engine's output of one turn to its streams."""
+        for delta in outbox:
+            live = self._live.get(delta.request_id)
+            if live is None:
+                continue
+            if delta.is_last:
+                self._forget(live)
+            live.stream.put(live, delta)
+
+    def engine_died(self, error: NaruError) -> None:
+        """Ends everything: the engine will say nothing any more, nor take anything."""
+        self._death = error
+        for live in tuple(self._live.values()):
+            self._end(live, error)
+
+    def _start(self, live: LiveRequest, message: worker_pb2.GenerateRequest, arrival: int) -> None:
+        if self._death is not None:
+            raise self._death
+        if len(self._live) > self._max_num_requests:
+            raise Overloaded(f"this worker has {self._max_num_requests} requests already; ask again later")
+        wire.check_request(message)
+        live.model = model = self._models.serving(message.model)
+        params = wire.sampling_from_wire(message.sampling)
+        text = message.text
+        if message.WhichOneof("prompt") == "token_ids":
+            self._submit(live, message, arrival, params, tuple(message.token_ids.ids))
+        elif len(text) <= INLINE_PROMPT_CHARS:
+            ids = model.tokenizer.encode(text, add_special_tokens=message.add_special_tokens)
+            self._submit(live, message, arrival, params, tuple(ids))
+        else:
+            check_prompt_text(len(text.encode()), model.limits)
+            task = asyncio.create_task(self._tokenize_and_submit(live, message, arrival, params))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _tokenize_and_submit(
+        self, live: LiveRequest, message: worker_pb2.GenerateRequest, arrival: int, params: SamplingParams
+    ) -> None:
+        """Long prompts are tokenized in another thread: the tokenizer leaves the GIL, and streams go on meanwhile."""
+        model = live.model
+        assert model is not None
+        try:
+            ids = await asyncio.to_thread(
+                model.tokenizer.encode, message.text, add_special_tokens=message.add_special_tokens
+            )
+            if live.engine_id in self._live and not live.is_cancelled:
+                self._submit(live, message, arrival, params, tuple(ids))
+        except NaruError as error:
+            self._end(live, error)
+        except Exception as exc:
+            # The top of a task: a request whose text breaks the tokenizer must still end.
+            _log.error("tokenizing a prompt of %s failed", model.name, exc_info=exc)
+            self._end(live, InternalError(f"the prompt could not be tokenized ({type(exc).__name__})"))
+
+    def _submit(
+        self,
+        live: LiveRequest,
+        message: worker_pb2.GenerateRequest,
+        arrival: int,
+        params: SamplingParams,
+        prompt_token_ids: tuple[int, ...],
+    ) -> None:
+        model = live.model
+        assert model is not None
+        if model.is_closed:
+            raise Unavailable(f"model {model.name!r} is being unloaded here; ask again")
+        params = resolve_params(prompt_token_ids, params, model.limits)
+        wire.check_answer_size(len(prompt_token_ids), params, self._max_message_bytes)
+        request = Request(
+            request_id=live.engine_id,
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            arrival=arrival,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            skip_prefix_cache=message.skip_prefix_cache,
+        )
+        live.is_submitted = True
+        self._loop.submit(model.engine, request, live.arrived_s)
+
+    def _cancel(self, live: LiveRequest, error: NaruError | None) -> None:
+        """A request the engine has ends by the engine's word, so that its blocks are back by then."""
+        live.is_cancelled = True
+        if live.is_submitted and self._death is None:
+            assert live.model is not None
+            self._loop.cancel(live.model.engine, live.engine_id, error)
+        else:
+            self._end(live, error)
+
+    def _end(self, live: LiveRequest, error: NaruError | None) -> None:
+        """Ends a request that the engine does not have."""
+        if live.engine_id not in self._live:
+            return
+        self._forget(live)
+        reason = FinishReason.CANCELLED if error is None else None
+        live.stream.put(live, SequenceDelta(live.engine_id, finish_reason=reason, error=error, is_last=True))
+
+    def _forget(self, live: LiveRequest) -> None:
+        del self._live[live.engine_id]
+        if self._wire_ids.get(live.wire_id) is live:
+            del self._wire_ids[live.wire_id]
+        self._ended.set()
+        self._ended = asyncio.Event()
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        """Live requests, oldest first."""
+        return iter(tuple(self._live.values()))

