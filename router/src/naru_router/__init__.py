@@ -1,0 +1,1 @@
+"""The data plane edge: HTTP and gRPC in, one chosen worker out."""

@@ -1,0 +1,1 @@
+"""Sockets, Redis, gRPC and templates of the router."""

@@ -1,0 +1,150 @@
+"""All links to workers: opened and closed as the route map changes, counted for routing.
+
+The registry reader applies each new map; the dispatcher surveys who can serve a model and waits for changes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+
+from naru_proto.errors import NaruError
+from naru_proto.names import WORKER_LEASE_TTL_S
+from naru_router.adapters.metrics import Metrics
+from naru_router.adapters.worker_link import WorkerLink
+from naru_router.core.retry import FailureKind
+from naru_router.core.route_map import RouteMap
+from naru_router.core.routing import Candidate
+
+logger = logging.getLogger(__name__)
+
+PROBE_INTERVAL_S = 1.0
+"""How often a worker without a lease is asked whether it lives, while requests are open on it."""
+
+Incarnation = tuple[str, str]
+"""(worker id, epoch): a restarted worker is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Who can serve a model at this instant."""
+
+    candidates: tuple[Candidate, ...]
+    """Ready, connected, not excluded."""
+    num_pending: int
+    """Loading the model, or ready and not connected yet."""
+    failures: tuple[str, ...]
+    """Why the others have failed to load it."""
+
+
+class Fleet:
+    """Links by worker id."""
+
+    def __init__(self, *, id_prefix: str, metrics: Metrics) -> None:
+        self.route_map = RouteMap()
+        self._id_prefix = id_prefix
+        self._metrics = metrics
+        self._links: dict[str, WorkerLink] = {}
+        self._retired: dict[asyncio.Task[None], WorkerLink] = {}
+        """Links that take no more requests, by the task that sees them out."""
+        self._not_loaded_until_s: dict[tuple[Incarnation, str], float] = {}
+        self._change = asyncio.Event()
+        self._num_links = 0
+
+    def apply(self, route_map: RouteMap) -> None:
+        """Takes a new map: links to new workers open, those of lost leases take no more requests."""
+        self.route_map = route_map
+        for worker_id, record in route_map.workers.items():
+            link = self._links.get(worker_id)
+            if link is not None and link.address != record.address:
+                self._retire(worker_id)
+                link = None
+            if link is None:
+                self._open(worker_id, record.address)
+        for worker_id in self._links.keys() - route_map.workers.keys():
+            logger.info("worker %s has lost its lease", worker_id)
+            self._retire(worker_id)
+        now_s = time.monotonic()
+        self._not_loaded_until_s = {k: t for k, t in self._not_loaded_until_s.items() if t > now_s}
+        self._notify()
+
+    def survey(self, model: str, excluded: frozenset[Incarnation] = frozenset()) -> Survey:
+        """Asks the map and the links who can serve a model."""
+        candidates = []
+        num_pending = 0
+        for record in self.route_map.ready_workers(model):
+            incarnation = (record.worker_id, record.epoch)
+            if incarnation in excluded or (incarnation, model) in self._not_loaded_until_s:
+                continue
+            link = self._links[record.worker_id]
+            if link.is_up:
+                candidates.append(Candidate(record.worker_id, link.num_in_flight))
+            else:
+                num_pending += 1
+        num_pending += len(self.route_map.loading_workers(model))
+        return Survey(tuple(candidates), num_pending, tuple(self.route_map.failures(model)))
+
+    def link(self, worker_id: str) -> tuple[WorkerLink, Incarnation]:
+        """The link of a surveyed candidate, and which life of the worker it leads to."""
+        return self._links[worker_id], (worker_id, self.route_map.workers[worker_id].epoch)
+
+    def mark_not_loaded(self, incarnation: Incarnation, model: str) -> None:
+        """Notes that a worker has let a model go, until its lease has had time to say so."""
+        self._not_loaded_until_s[incarnation, model] = time.monotonic() + WORKER_LEASE_TTL_S
+
+    def num_up(self) -> int:
+        """Links that stand."""
+        return sum(link.is_up for link in self._links.values())
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns at the next change of the map or of a link, or after the time."""
+        with contextlib.suppress(TimeoutError):  # the caller looks at its own deadline
+            async with asyncio.timeout(timeout_s):
+                await self._change.wait()
+
+    def fail_all(self, error: NaruError) -> None:
+        """Ends every open request with an error that is not tried again."""
+        for link in [*self._links.values(), *self._retired.values()]:
+            link.fail_all(error, FailureKind.SHUTDOWN, is_retryable=False)
+        self._notify()
+
+    async def close(self) -> None:
+        """Closes all links."""
+        for worker_id in list(self._links):
+            self._retire(worker_id)
+        retired = dict(self._retired)
+        await asyncio.gather(*(link.close() for link in retired.values()), *retired)
+
+    def _open(self, worker_id: str, address: str) -> None:
+        self._num_links += 1
+        self._links[worker_id] = WorkerLink(
+            worker_id,
+            address,
+            id_prefix=f"{self._id_prefix}-{self._num_links}",
+            on_change=self._notify,
+            metrics=self._metrics,
+        )
+
+    def _retire(self, worker_id: str) -> None:
+        link = self._links.pop(worker_id)
+        task = asyncio.create_task(self._see_out(link))
+        self._retired[task] = link
+        task.add_done_callback(lambda _: self._retired.pop(task))
+
+    async def _see_out(self, link: WorkerLink) -> None:
+        """Closes a link when its last request has ended or its worker is gone.
+
+        Without a lease the requests may still end well: only Redis may have lost sight of the worker.
+        """
+        while link.num_in_flight and await link.answers():
+            await self.changed(PROBE_INTERVAL_S)
+        await link.close()
+        if link.worker_id not in self._links:
+            self._metrics.forget_worker(link.worker_id)
+
+    def _notify(self) -> None:
+        change, self._change = self._change, asyncio.Event()
+        change.set()

@@ -1,0 +1,100 @@
+"""POST /v1/completions: one answer, or n, to each of the prompts; all prompts run at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+from naru_router.adapters.dispatcher import Consumer, Job
+from naru_router.adapters.http.consumers import AnswerConsumer, StreamConsumer
+from naru_router.adapters.http.generation import Exchange, GenerationEndpoint, route_headers
+from naru_router.adapters.http.responses import send_json
+from naru_router.core.answers import answer_body
+from naru_router.core.chunks_completion import CompletionChunks, completion_end, completion_head
+from naru_router.core.completion_request import CompletionCall, parse_completion
+from naru_router.core.usage import TokenUsage
+
+
+class CompletionEndpoint(GenerationEndpoint):
+    """Serves completions."""
+
+    name = "completion"
+
+    async def answer(self, body: dict[str, object], exchange: Exchange) -> None:
+        """Runs the completion and sends its answer."""
+        call = parse_completion(body)
+        jobs = await self._edge.jobs.completions(call.model, call.prompts, call.sampling)
+        exchange.model = jobs[0].model
+        answer_id = f"cmpl-{exchange.answer_id}"
+        if call.stream:
+            await self._stream(call, jobs, answer_id, exchange)
+        else:
+            await self._reply(call, jobs, answer_id, exchange)
+
+    async def _stream(self, call: CompletionCall, jobs: list[Job], answer_id: str, exchange: Exchange) -> None:
+        head = completion_head(answer_id, exchange.created_s, call.model)
+        consumers = [
+            StreamConsumer(exchange.stream, _writer_maker(call, head, i, job.n), exchange.on_first_byte)
+            for i, job in enumerate(jobs)
+        ]
+        await self._run_all(jobs, consumers)
+        usage = TokenUsage()
+        for consumer in consumers:
+            consumer.writer.check_finished()
+            usage += consumer.writer.usage
+        await exchange.stream.write(completion_end(head, usage if call.include_usage else None))
+        await exchange.stream.close()
+
+    async def _reply(self, call: CompletionCall, jobs: list[Job], answer_id: str, exchange: Exchange) -> None:
+        consumers = [AnswerConsumer(job.n) for job in jobs]
+        await self._run_all(jobs, consumers)
+        choices: list[dict[str, object]] = []
+        usage = TokenUsage()
+        for i, consumer in enumerate(consumers):
+            consumer.answer.check_finished()
+            choices += consumer.answer.completion_choices(
+                first_index=i * jobs[i].n,
+                has_logprobs=call.sampling.HasField("logprobs"),
+                echo=call.prompts[i] if call.echo else None,
+            )
+            usage += consumer.answer.usage
+        reply = answer_body(
+            answer_id=answer_id,
+            kind="text_completion",
+            created_s=exchange.created_s,
+            model=call.model,
+            choices=choices,
+            usage=usage,
+        )
+        await send_json(exchange.send, 200, reply, route_headers(consumers))
+
+    async def _run_all(self, jobs: Sequence[Job], consumers: Sequence[Consumer]) -> None:
+        works = [self._edge.dispatcher.run(job, consumer) for job, consumer in zip(jobs, consumers, strict=True)]
+        await _all_or_none(works)
+
+
+async def _all_or_none(works: list[Coroutine[None, None, None]]) -> None:
+    """Runs all at once; the first failure cancels the others and is raised."""
+    if len(works) == 1:
+        await works[0]
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+def _writer_maker(call: CompletionCall, head: bytes, prompt_index: int, n: int) -> Callable[[], CompletionChunks]:
+    def make_writer() -> CompletionChunks:
+        return CompletionChunks(
+            head=head,
+            first_index=prompt_index * n,
+            n=n,
+            include_usage=call.include_usage,
+            has_logprobs=call.sampling.HasField("logprobs"),
+            echo=call.prompts[prompt_index] if call.echo else None,
+        )
+
+    return make_writer

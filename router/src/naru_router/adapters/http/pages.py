@@ -1,0 +1,85 @@
+"""GET pages: models, health, readiness, metrics."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from naru_proto.errors import ModelNotFound
+from naru_proto.registry import ModelRecord
+from naru_router.adapters.fleet import Fleet
+from naru_router.adapters.gate import Gate
+from naru_router.adapters.metrics import Metrics
+from naru_router.adapters.registry import RegistryReader
+from naru_router.core.errors import error_body
+from naru_router.core.route_map import RouteMap
+
+
+class Pages:
+    """Handlers that only read."""
+
+    def __init__(self, fleet: Fleet, registry: RegistryReader, gate: Gate, metrics: Metrics) -> None:
+        self._fleet = fleet
+        self._registry = registry
+        self._gate = gate
+        self._metrics = metrics
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models: every name that can be asked for, aliases too."""
+        route_map = self._fleet.route_map
+        cards = [_card(name, route_map.resolve(name), route_map) for name in route_map.names()]
+        return _json(200, {"object": "list", "data": cards})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{id}."""
+        route_map = self._fleet.route_map
+        name = request.path_params["model_id"]
+        try:
+            record = route_map.resolve(name)
+        except ModelNotFound as exc:
+            return Response(error_body(exc), 404, media_type="application/json")
+        return _json(200, _card(name, record, route_map))
+
+    async def healthz(self, request: Request) -> Response:
+        """GET /healthz: the process answers."""
+        return _json(200, {"status": "ok"})
+
+    async def readyz(self, request: Request) -> Response:
+        """GET /readyz: 200 once the route map has been read and until the router drains, Redis away or not."""
+        status = self._registry.status
+        route_map = self._fleet.route_map
+        is_ready = status.has_map and not self._gate.is_draining
+        detail = {
+            "status": "ready" if is_ready else ("draining" if self._gate.is_draining else "starting"),
+            "registry": {
+                "up": status.is_up,
+                "age_s": round(status.age_s, 3),
+                "problem": status.problem or None,
+            },
+            "models": {name: len(route_map.ready_workers(name)) for name in sorted(route_map.models)},
+            "workers": {"leased": len(route_map.workers), "connected": self._fleet.num_up()},
+            "requests": self._gate.num_inside,
+        }
+        return _json(200 if is_ready else 503, detail)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self._metrics.exposition(), headers={"content-type": self._metrics.content_type})
+
+
+def _card(name: str, record: ModelRecord, route_map: RouteMap) -> dict[str, object]:
+    info = route_map.info(record.name)
+    return {
+        "id": name,
+        "object": "model",
+        "created": record.created_s,
+        "owned_by": "naru",
+        "root": record.name,
+        "max_model_len": None if info is None else info.max_model_len,
+        "ready_workers": len(route_map.ready_workers(record.name)),
+    }
+
+
+def _json(status: int, value: object) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")

@@ -1,0 +1,193 @@
+"""Reads the route map from Redis: at every hint on the channel, and each second in case a hint was lost.
+
+Hands each new map to one listener. When Redis is away the last map stays in use; `status` says so. Writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from naru_proto import names
+from naru_proto.errors import InternalError
+from naru_proto.registry import ModelInfoRecord, ModelRecord, WorkerRecord
+from naru_router.adapters.metrics import Metrics
+from naru_router.core.route_map import RouteMap
+
+_Record = TypeVar("_Record", ModelRecord, WorkerRecord, ModelInfoRecord)
+
+logger = logging.getLogger(__name__)
+
+READ_TIMEOUT_S = 2.0
+"""A Redis that does not answer for this long is away; well below the time a dead worker may stay in the map.
+
+Around a whole reading, not as the client's socket timeout: that one goes through asyncio.wait_for, which may lose a
+cancellation before Python 3.12 (https://github.com/python/cpython/issues/86296).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryStatus:
+    """How fresh the map is."""
+
+    is_up: bool
+    """Whether the last reading worked."""
+    has_map: bool
+    """Whether any reading ever worked."""
+    age_s: float
+    """Since the last reading that worked."""
+    problem: str = ""
+
+
+class RegistryReader:
+    """Keeps a route map up to date while `run` runs."""
+
+    def __init__(
+        self, url: str, *, poll_interval_s: float, listener: Callable[[RouteMap], None], metrics: Metrics
+    ) -> None:
+        self._redis = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=None,  # see READ_TIMEOUT_S
+            socket_connect_timeout=READ_TIMEOUT_S,
+            protocol=2,
+            retry=Retry(NoBackoff(), 1),  # a connection that went stale; the poll is the real retry
+        )
+        self._poll_interval_s = poll_interval_s
+        self._listener = listener
+        self._metrics = metrics
+        self._hint = asyncio.Event()
+        self._infos: dict[str, ModelInfoRecord] = {}
+        self._read_at_s: float | None = None
+        self._problem = "not read yet"
+        self._warned: set[tuple[str, str]] = set()
+
+    @property
+    def status(self) -> RegistryStatus:
+        """How fresh the map is."""
+        age_s = 0.0 if self._read_at_s is None else time.monotonic() - self._read_at_s
+        return RegistryStatus(not self._problem, self._read_at_s is not None, age_s, self._problem)
+
+    def refresh(self) -> None:
+        """Asks for a reading soon."""
+        self._hint.set()
+
+    async def run(self) -> None:
+        """Reads until cancelled."""
+        subscriber = asyncio.create_task(self._subscribe())
+        try:
+            while True:
+                self._hint.clear()
+                await self._read_once()
+                with contextlib.suppress(TimeoutError):  # the poll
+                    async with asyncio.timeout(self._poll_interval_s):
+                        await self._hint.wait()
+        finally:
+            subscriber.cancel()
+            await asyncio.gather(subscriber, return_exceptions=True)
+            await self._redis.aclose()
+
+    async def _read_once(self) -> None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                route_map = await self._read()
+        except (RedisError, OSError, TimeoutError) as exc:
+            self._metrics.registry_up.set(0)
+            self._metrics.registry_failures.inc()
+            if not self._problem or self._read_at_s is None:
+                logger.warning("the route map cannot be read, the last one stays in use: %s", exc)
+            self._problem = f"{type(exc).__name__}: {exc}"
+            return
+        if self._problem and self._read_at_s is not None:
+            logger.info("the route map can be read again")
+        self._problem = ""
+        self._read_at_s = time.monotonic()
+        self._metrics.registry_up.set(1)
+        self._listener(route_map)
+
+    async def _read(self) -> RouteMap:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hgetall(names.KEY_MODELS)
+            pipe.smembers(names.KEY_WORKERS)
+            raw_models, raw_ids = await pipe.execute()
+        models = self._decode({_text(k): v for k, v in raw_models.items()}, ModelRecord, _is_model)
+        worker_ids = sorted(_text(raw) for raw in raw_ids)
+        # A lease that has expired is absent: its worker is gone, whatever the set says.
+        leases = await self._get_many(worker_ids, names.key_worker)
+        workers = self._decode(leases, WorkerRecord, _is_worker)
+        digests = {r.info_digest for w in workers.values() for r in w.models.values()} - {""}
+        await self._read_infos(digests)
+        return RouteMap(models, workers, dict(self._infos))
+
+    async def _read_infos(self, digests: set[str]) -> None:
+        """Content never changes under a digest: each is read once and kept while somebody refers to it."""
+        found = await self._get_many(sorted(digests - self._infos.keys()), names.key_model_info)
+        self._infos.update(self._decode(found, ModelInfoRecord, _is_info))
+        for digest in self._infos.keys() - digests:
+            del self._infos[digest]
+
+    async def _get_many(self, ids: list[str], key: Callable[[str], str]) -> dict[str, bytes]:
+        if not ids:
+            return {}
+        values = await cast(Awaitable[list[bytes | None]], self._redis.mget([key(i) for i in ids]))
+        return {i: value for i, value in zip(ids, values, strict=True) if value is not None}
+
+    def _decode(
+        self, raw: Mapping[str, bytes], record: type[_Record], is_sane: Callable[[str, _Record], bool]
+    ) -> dict[str, _Record]:
+        """The records that can be read; a bad one is left out and warned of once."""
+        records = {}
+        for name, data in raw.items():
+            try:
+                value = record.from_json(data)
+                if not is_sane(name, value):
+                    raise InternalError(f"a field of it has the wrong type: {data[:200]!r}")
+            except (InternalError, AttributeError, RecursionError) as exc:
+                if (record.__name__, name) not in self._warned:
+                    self._warned.add((record.__name__, name))
+                    logger.warning("the %s of %r in the route map is left out: %s", record.__name__, name, exc)
+                continue
+            self._warned.discard((record.__name__, name))
+            records[name] = value
+        return records
+
+    async def _subscribe(self) -> None:
+        while True:
+            try:
+                async with self._redis.pubsub() as pubsub:
+                    await pubsub.subscribe(names.CHANNEL_CHANGES)
+                    async for _ in pubsub.listen():
+                        self._hint.set()
+            except (RedisError, OSError, TimeoutError):
+                await asyncio.sleep(self._poll_interval_s)  # the poll goes on meanwhile, and reports it
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _is_model(name: str, record: ModelRecord) -> bool:
+    aliases = [isinstance(alias, str) for alias in record.aliases]
+    return record.name == name and all(aliases) and isinstance(record.created_s, int)
+
+
+def _is_worker(worker_id: str, record: WorkerRecord) -> bool:
+    residents = [
+        isinstance(r.state, str) and isinstance(r.info_digest, str) and isinstance(r.error, str)
+        for r in record.models.values()
+    ]
+    return record.worker_id == worker_id and isinstance(record.address, str) and all(residents)
+
+
+def _is_info(digest: str, record: ModelInfoRecord) -> bool:
+    texts = (record.chat_template, record.bos_token, record.eos_token, record.architecture)
+    return all(isinstance(text, str) for text in texts) and isinstance(record.max_model_len, int)

@@ -1,0 +1,130 @@
+"""Renders chats with the models' own templates. Called by the request's life; knows nothing of HTTP.
+
+Templates are compiled once and kept by digest; compiling and rendering happen on threads of their own with a bound on
+time, so that a bad template costs its own request alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from jinja2 import Template
+from jinja2.exceptions import TemplateError
+
+from naru_proto.errors import InvalidRequest
+from naru_proto.registry import ModelInfoRecord
+from naru_router.adapters.template_budget import Budget, budget_of_thread
+from naru_router.adapters.template_sandbox import ChatEnvironment
+from naru_router.core.chat_request import ChatMessage
+
+MAX_TEMPLATE_CHARS = 512 * 1024
+MAX_CACHED_TEMPLATES = 256
+MAX_REASON_CHARS = 500
+NUM_THREADS = 2
+"""Rendering holds the interpreter; more threads would not be faster, one would let a slow template block all."""
+
+WALL_FACTOR = 4
+"""Clock time over processor time: waiting for a thread, other work of the machine, one slow operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateLimits:
+    """What one rendering may use."""
+
+    max_steps: int = 500_000
+    """Loop turns, calls, filters and operators."""
+    max_chars: int = 8 * 1024 * 1024
+    """Of the rendered prompt and of any value on the way."""
+    timeout_s: float = 2.0
+    """Of processor time; four times as much may pass on the clock, waiting for a thread included."""
+
+
+class TemplateRenderer:
+    """Compiles, keeps and runs chat templates."""
+
+    def __init__(self, limits: TemplateLimits) -> None:
+        self._limits = limits
+        self._environment = ChatEnvironment()
+        self._cache: OrderedDict[str, Template] = OrderedDict()
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="template")
+
+    def close(self) -> None:
+        """Ends the threads; renderings in progress end by their own budget."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def render(self, model: str, info: ModelInfoRecord, messages: Sequence[ChatMessage]) -> str:
+        """The prompt of a chat, ready for the assistant to speak.
+
+        Raises:
+            InvalidRequest: no template, a broken one, one that refuses the messages, or one that takes too much.
+        """
+        if not info.chat_template:
+            message = f"the model {model!r} has no chat template; use /v1/completions or a chat model"
+            raise InvalidRequest(message, param="model")
+        loop = asyncio.get_running_loop()
+        context = contextvars.copy_context()
+        work = loop.run_in_executor(self._threads, context.run, self._render, info, messages)
+        try:
+            async with asyncio.timeout(self._limits.timeout_s * WALL_FACTOR):
+                return await work
+        except TimeoutError as exc:
+            message = f"the chat template of {model!r} takes longer than {self._limits.timeout_s:g} s"
+            raise InvalidRequest(message, param="messages") from exc
+
+    def _render(self, info: ModelInfoRecord, messages: Sequence[ChatMessage]) -> str:
+        limits = self._limits
+        budget = Budget(max_steps=limits.max_steps, max_chars=limits.max_chars, timeout_s=limits.timeout_s)
+        budget_of_thread.set(budget)
+        values = [_message_dict(message, info.chat_template) for message in messages]
+        budget.know(values)
+        try:
+            text = self._compiled(info.chat_template).render(
+                messages=values,
+                bos_token=info.bos_token,
+                eos_token=info.eos_token,
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+            )
+        except TemplateError as exc:
+            raise InvalidRequest(f"the chat template failed: {_reason(exc)}", param="messages") from exc
+        except Exception as exc:
+            # The template is foreign code: whatever it raises is its own fault, and never this process's.
+            name = type(exc).__name__
+            raise InvalidRequest(f"the chat template failed: {name}: {_reason(exc)}", param="messages") from exc
+        if len(text) > limits.max_chars:
+            message = f"the rendered chat has {len(text)} characters; at most {limits.max_chars} are allowed"
+            raise InvalidRequest(message, param="messages")
+        return text
+
+    def _compiled(self, source: str) -> Template:
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise TemplateError(f"it has {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are allowed")
+        template = self._cache.get(source)
+        if template is None:
+            template = self._environment.from_string(source)
+            self._cache[source] = template
+            while len(self._cache) > MAX_CACHED_TEMPLATES:
+                self._cache.popitem(last=False)
+        return template
+
+
+def _message_dict(message: ChatMessage, template: str) -> dict[str, str]:
+    # Most templates know `system` only; the two roles mean the same to a model.
+    is_unknown_developer = message.role == "developer" and "developer" not in template
+    data = {"role": "system" if is_unknown_developer else message.role, "content": message.content}
+    if message.name is not None:
+        data["name"] = message.name
+    if message.tool_call_id is not None:
+        data["tool_call_id"] = message.tool_call_id
+    return data
+
+
+def _reason(exc: BaseException) -> str:
+    text = str(exc)
+    return text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + "…"

@@ -1,0 +1,62 @@
+"""Whether a failed attempt is tried elsewhere. Pure; the request's life carries it out.
+
+One more attempt on another worker, as long as the client has seen no byte: it then cannot tell.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from naru_proto.errors import ModelNotFound, NaruError, Unavailable
+
+MAX_ATTEMPTS = 2
+"""The first and one retry: a request that kills workers kills at most two."""
+
+
+class FailureKind(enum.Enum):
+    """What went wrong on a worker."""
+
+    WORKER_ERROR = "worker_error"
+    STREAM_LOST = "stream_lost"
+    SHUTDOWN = "shutdown"
+    """This router is going away."""
+
+
+class AttemptFailed(Exception):
+    """One attempt on one worker has failed."""
+
+    def __init__(self, error: NaruError, kind: FailureKind, *, is_retryable: bool) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.kind = kind
+        self.is_retryable = is_retryable
+
+    @property
+    def is_not_loaded(self) -> bool:
+        """True when the worker does not hold the model the route map says it holds."""
+        return isinstance(self.error, ModelNotFound)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDecision:
+    """Try elsewhere, or tell the client `error`."""
+
+    is_retry: bool
+    error: NaruError
+    reason: str
+
+
+def decide_retry(failed: AttemptFailed, *, num_attempts: int, has_sent: bool) -> RetryDecision:
+    """Decides after attempt number `num_attempts` (from 1) has failed."""
+    error = failed.error
+    if failed.is_not_loaded:
+        # The model exists, or it would have been refused before: this is no fault of the client's.
+        error = Unavailable(f"the worker has just let the model go; send the request again ({error.message})")
+    if has_sent:
+        return RetryDecision(False, error, "the client has seen output")
+    if not (failed.is_retryable or failed.is_not_loaded):
+        return RetryDecision(False, error, "no other worker would do better")
+    if num_attempts >= MAX_ATTEMPTS:
+        return RetryDecision(False, error, f"tried {num_attempts} times")
+    return RetryDecision(True, error, "not_loaded" if failed.is_not_loaded else failed.kind.value)

@@ -1,0 +1,84 @@
+"""The route map of one instant: which models exist, which workers live, what they hold. Pure data and its questions.
+
+Built by the registry reader from Redis, read by everything that answers for a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from naru_proto.errors import ModelNotFound
+from naru_proto.registry import ModelInfoRecord, ModelRecord, WorkerRecord
+
+READY = "ready"
+LOADING = frozenset({"cold", "fetching", "loading"})
+MAX_NAMES_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class RouteMap:
+    """What Redis held at one reading. Never changed after it is built."""
+
+    models: Mapping[str, ModelRecord] = field(default_factory=dict)
+    """By name."""
+    workers: Mapping[str, WorkerRecord] = field(default_factory=dict)
+    """By worker id; those with a living lease."""
+    infos: Mapping[str, ModelInfoRecord] = field(default_factory=dict)
+    """By digest."""
+
+    @cached_property
+    def _by_name(self) -> dict[str, ModelRecord]:
+        named: dict[str, ModelRecord] = {}
+        for name in sorted(self.models):
+            for alias in self.models[name].aliases:
+                named.setdefault(alias, self.models[name])
+        named.update(self.models)  # a model's own name wins over another's alias
+        return named
+
+    def names(self) -> list[str]:
+        """All names and aliases that can be asked for, sorted."""
+        return sorted(self._by_name)
+
+    def resolve(self, name: str) -> ModelRecord:
+        """The model of a name or alias.
+
+        Raises:
+            ModelNotFound: listing the known names.
+        """
+        model = self._by_name.get(name)
+        if model is not None:
+            return model
+        names = self.names()
+        more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
+        known = ", ".join(names[:MAX_NAMES_SHOWN]) + more if names else "none yet"
+        raise ModelNotFound(f"the model {name[:200]!r} does not exist; known models: {known}", param="model")
+
+    def ready_workers(self, model: str) -> list[WorkerRecord]:
+        """Workers that hold the model ready and take new requests, by id."""
+        return [w for w in self._holders(model) if w.models[model].state == READY and not w.draining]
+
+    def loading_workers(self, model: str) -> list[WorkerRecord]:
+        """Workers where the model is on its way, by id."""
+        return [w for w in self._holders(model) if w.models[model].state in LOADING and not w.draining]
+
+    def failures(self, model: str) -> list[str]:
+        """Why loading failed, worker by worker."""
+        return [
+            f"{w.worker_id}: {w.models[model].error or 'no reason given'}"
+            for w in self._holders(model)
+            if w.models[model].state == "failed"
+        ]
+
+    def info(self, model: str) -> ModelInfoRecord | None:
+        """The loaded model's facts, from the first worker that tells them; ready ones first."""
+        holders = sorted(self._holders(model), key=lambda w: w.models[model].state != READY)
+        for worker in holders:
+            info = self.infos.get(worker.models[model].info_digest)
+            if info is not None:
+                return info
+        return None
+
+    def _holders(self, model: str) -> list[WorkerRecord]:
+        return [self.workers[i] for i in sorted(self.workers) if model in self.workers[i].models]

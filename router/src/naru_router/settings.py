@@ -1,0 +1,141 @@
+"""The router's settings: one frozen dataclass, from which flags and environment variables are derived.
+
+A flag is the field's name with dashes, a variable is NARU_ROUTER_ and the name in capitals. Flags win.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from naru_proto.names import PORT_ROUTER_GRPC, PORT_ROUTER_HTTP
+
+ENV_PREFIX = "NARU_ROUTER_"
+
+
+class SettingsError(Exception):
+    """A setting cannot be used; the message names it and its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set."""
+
+    host: str = "127.0.0.1"
+    """Address both servers listen on; 0.0.0.0 in a container."""
+    http_port: int = PORT_ROUTER_HTTP
+    """Port of the OpenAI API; 0 takes a free one."""
+    grpc_port: int = PORT_ROUTER_GRPC
+    """Port of the gRPC API; 0 takes a free one."""
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    """Where the route map is: redis://, rediss:// or unix://."""
+    registry_poll_s: float = 1.0
+    """Seconds between readings of the route map when no change is announced; with the lease's 3 s it bounds how long
+    a dead worker stays in the map."""
+    model_wait_s: float = 30.0
+    """Most seconds a request waits for a model that is loading; then 503."""
+    max_body_bytes: int = 8 * 1024 * 1024
+    """Largest request body."""
+    load_factor: float = 1.25
+    """How far above the mean a worker's requests in flight may go before its keys move on; at least 1."""
+    num_virtual_nodes: int = 128
+    """Points of a worker on the hash ring; more spread keys more evenly."""
+    template_timeout_s: float = 2.0
+    """Most seconds of processor time one chat template may take; it may wait three times as long."""
+    template_max_steps: int = 500_000
+    """Most loop turns, calls, filters and operators of one chat template."""
+    template_max_chars: int = 8 * 1024 * 1024
+    """Most characters of one rendered chat."""
+    drain_timeout_s: float = 30.0
+    """Seconds running requests may take to finish after SIGTERM; then they end with an error."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+    exit_with_parent: bool = False
+    """End when the process that started this one ends (Linux)."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges.
+
+        Raises:
+            SettingsError: naming the setting, its value and what it must be.
+        """
+        for name in ("http_port", "grpc_port"):
+            _require(name, getattr(self, name), 0 <= getattr(self, name) <= 65535, "in [0, 65535]")
+        for name in ("registry_poll_s", "template_timeout_s"):
+            _require(name, getattr(self, name), 0.01 <= getattr(self, name) <= 3600, "in [0.01, 3600]")
+        for name in ("model_wait_s", "drain_timeout_s"):
+            _require(name, getattr(self, name), 0 <= getattr(self, name) <= 86400, "in [0, 86400]")
+        for name in ("max_body_bytes", "template_max_steps", "template_max_chars"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        _require("load_factor", self.load_factor, 1.0 <= self.load_factor <= 1000.0, "in [1, 1000]")
+        _require("num_virtual_nodes", self.num_virtual_nodes, 1 <= self.num_virtual_nodes <= 4096, "in [1, 4096]")
+        levels = ("debug", "info", "warning", "error")
+        _require("log_level", self.log_level, self.log_level in levels, f"one of {', '.join(levels)}")
+        schemes = ("redis://", "rediss://", "unix://")
+        shown = self.redis_url.partition("://")[0] + "://…"  # the rest may hold a password
+        _require("redis_url", shown, self.redis_url.startswith(schemes), f"a URL of {', '.join(schemes)}")
+
+
+def load_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Reads flags and environment.
+
+    Raises:
+        SettingsError: naming the setting and its text.
+    """
+    parser = argparse.ArgumentParser(
+        "naru-router", description="Naru's router: OpenAI HTTP and gRPC in front of workers."
+    )
+    docs = field_docs()
+    for field in dataclasses.fields(Settings):
+        flag = "--" + field.name.replace("_", "-")
+        text = f"{docs[field.name]} [{ENV_PREFIX}{field.name.upper()}; default {field.default}]".replace("%", "%%")
+        if field.type == "bool":
+            parser.add_argument(flag, help=text, default=None, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(flag, help=text, default=None, metavar=str(field.type).upper())
+    flags = vars(parser.parse_args(arguments))
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(Settings):
+        variable = ENV_PREFIX + field.name.upper()
+        if flags[field.name] is not None:
+            values[field.name] = _convert(field, flags[field.name], "--" + field.name.replace("_", "-"))
+        elif variable in environment:
+            values[field.name] = _convert(field, environment[variable], variable)
+    return Settings(**values)
+
+
+def field_docs() -> dict[str, str]:
+    """The docstring under each field, on one line."""
+    tree = ast.parse(inspect.getsource(Settings))
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    docs = {}
+    for statement, following in itertools.pairwise(body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            assert isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            docs[statement.target.id] = " ".join(str(following.value.value).split())
+    return docs
+
+
+def _convert(field: dataclasses.Field[Any], text: str | bool, source: str) -> object:
+    if isinstance(text, bool) or field.type == "str":
+        return text
+    if field.type == "bool":
+        known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+        if text.lower() not in known:
+            raise SettingsError(f"{source} is {text!r}; it must be true or false")
+        return known[text.lower()]
+    try:
+        return int(text) if field.type == "int" else float(text)
+    except ValueError:
+        raise SettingsError(f"{source} is {text!r}; it must be a number ({field.type})") from None
+
+
+def _require(name: str, value: object, is_good: bool, wanted: str) -> None:
+    if not is_good:
+        raise SettingsError(f"{name} is {value!r}; it must be {wanted}")
