@@ -1,0 +1,1 @@
+"""The control plane: what should run, and the `naru` command."""

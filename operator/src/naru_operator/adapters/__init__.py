@@ -1,0 +1,1 @@
+"""What carries decisions out: processes, files, Redis, gRPC."""

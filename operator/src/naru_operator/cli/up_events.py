@@ -1,0 +1,88 @@
+"""What `naru up` tells the person at the terminal. Implements the controller's `Events`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from naru_operator.adapters.log_file import LogFile
+from naru_operator.adapters.supervisor import ProcessExit
+from naru_operator.cli.progress import ProgressView
+from naru_operator.core.local_plan import LoadModel, UnloadModel
+from naru_proto.errors import NaruError, Unavailable
+
+if TYPE_CHECKING:
+    from naru_operator.adapters.worker_client import LoadReport
+
+_TAIL_LINES = 20
+
+
+class UpEvents:
+    """Writes to the progress view and the log; remembers what the start waits for."""
+
+    def __init__(self, view: ProgressView, log: LogFile, *, is_verbose: bool) -> None:
+        self.view = view
+        self._log = log
+        self._is_verbose = is_verbose
+        self._is_serving = False
+        self._last_trouble = ""
+        self.failed_models: dict[str, NaruError] = {}
+        """Models whose last load failed, until one works."""
+
+    def serving(self, view: ProgressView) -> None:
+        """From now on changes are worth a line each."""
+        self.view = view
+        self._is_serving = True
+
+    def line(self, name: str, text: str) -> None:
+        """A part wrote a line."""
+        self._log.write(name, text)
+        if self._is_verbose:
+            self.view.message(f"{name} | {text}")
+
+    def planned(self, reasons: tuple[str, ...]) -> None:
+        """Steps that are taken now."""
+        for reason in reasons:
+            self._log.write("plan", reason)
+            if self._is_verbose or self._is_serving:
+                self.view.message(reason)
+
+    def loading(self, command: LoadModel, report: LoadReport) -> None:
+        """A load went on."""
+        if report.state == "ready":
+            self.failed_models.pop(command.model, None)
+        what = f"{command.model} on {command.worker_id}"
+        self.view.update(what, report.state, report.bytes_done, report.bytes_total)
+
+    def failed(self, command: LoadModel | UnloadModel, error: NaruError) -> None:
+        """A command ended with an error."""
+        if isinstance(command, LoadModel):
+            self.failed_models[command.model] = error
+            self.view.update(f"{command.model} on {command.worker_id}", "failed", 0, 0)
+        self.tell(f"error: model {command.model!r} on {command.worker_id}: {error.message}")
+
+    def trouble(self, message: str) -> None:
+        """A turn of the loop failed; told once, not every second."""
+        if message != self._last_trouble:
+            self._last_trouble = message
+            self.tell(f"warning: {message}")
+
+    def exited(self, ended: ProcessExit) -> None:
+        """A child ended though nobody asked it to."""
+        self.tell(f"warning: {ended}; it starts again in {ended.restart_in_s:g} s")
+        self.tail(ended)
+
+    def tail(self, ended: ProcessExit) -> None:
+        """Shows the last lines of a child, unless they were shown as they came."""
+        if not self._is_verbose:
+            for text in ended.tail[-_TAIL_LINES:]:
+                self.view.message(f"  {ended.name} | {text}")
+
+    def tell(self, text: str) -> None:
+        """A line of our own, to terminal and log."""
+        self._log.write("naru", text)
+        self.view.message(text)
+
+
+def start_failure(ended: ProcessExit) -> Unavailable:
+    """A part that ends before it served once: it will end again, so the start is given up."""
+    return Unavailable(f"{ended} before it was ready; its last lines are above")

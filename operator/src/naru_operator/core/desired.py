@@ -1,0 +1,148 @@
+"""Desired state on one machine: manifests as plain values. Called by `naru up` for what it read; does no I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from naru_proto.crd.v1alpha1 import ModelDeployment, WorkerPool
+from naru_proto.errors import InvalidRequest
+
+DRAIN_TIMEOUT_S = 30.0
+"""Time a worker of the default pool gives its running requests when it leaves."""
+
+DEFAULT_POOL = "default"
+"""The pool that stands where the manifests name none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Limits of one model's engine; None takes the worker's default."""
+
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_bytes: int | None = None
+    enable_prefix_caching: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredModel:
+    """One model to serve."""
+
+    name: str
+    uri: str
+    revision: str
+    aliases: tuple[str, ...]
+    min_replicas: int
+    pools: tuple[str, ...]
+    """Pools whose workers may hold it, in name order; never empty."""
+    limits: EngineLimits
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredPool:
+    """Like workers, as processes of this machine."""
+
+    name: str
+    num_workers: int
+    num_threads: int | None
+    """Compute threads of each; None is the worker's own choice: all cores."""
+    memory_budget_bytes: int | None
+    """For weights and KV caches of each; None is the worker's own choice."""
+    drain_timeout_s: float
+
+    def worker_ids(self) -> tuple[str, ...]:
+        """Its workers' ids, stable over restarts."""
+        return tuple(f"{self.name}-{index}" for index in range(self.num_workers))
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    """All of it, in name order."""
+
+    models: tuple[DesiredModel, ...]
+    pools: tuple[DesiredPool, ...]
+
+
+def desired_state(
+    manifests: Iterable[ModelDeployment | WorkerPool], *, num_cores: int, num_workers: int | None = None
+) -> DesiredState:
+    """What the manifests ask of this machine; ``num_workers`` overrides the worker count of every pool.
+
+    Several workers that name no thread count share the ``num_cores``, as none of them knows of the others.
+
+    Raises:
+        InvalidRequest: nothing to serve, or something that only a cluster can do; names manifest and field.
+    """
+    manifests = list(manifests)
+    deployments = [m for m in manifests if isinstance(m, ModelDeployment)]
+    pools = [m for m in manifests if isinstance(m, WorkerPool)]
+    if not deployments:
+        raise InvalidRequest("the manifests hold no ModelDeployment; give a file or folder that has one")
+    _refuse_twins([("WorkerPool", p.metadata.name) for p in pools])
+    _refuse_twins([("ModelDeployment", name) for d in deployments for name in d.served_names])
+    desired_pools = [_pool(pool, num_workers) for pool in pools]
+    if not pools:
+        desired_pools = [DesiredPool(DEFAULT_POOL, num_workers or 1, None, None, DRAIN_TIMEOUT_S)]
+    total = sum(pool.num_workers for pool in desired_pools)
+    if total > 1:
+        share = max(1, num_cores // total)
+        desired_pools = [dataclasses.replace(pool, num_threads=pool.num_threads or share) for pool in desired_pools]
+    labels = {pool.metadata.name: pool.metadata.labels for pool in pools} or {DEFAULT_POOL: {}}
+    models = [_model(deployment, labels) for deployment in deployments]
+    return DesiredState(
+        models=tuple(sorted(models, key=lambda model: model.name)),
+        pools=tuple(sorted(desired_pools, key=lambda pool: pool.name)),
+    )
+
+
+def _refuse_twins(keys: list[tuple[str, str]]) -> None:
+    """Namespaces keep equal names apart in a cluster; on one machine nothing does."""
+    seen: set[tuple[str, str]] = set()
+    for kind, name in keys:
+        if (kind, name) in seen:
+            raise InvalidRequest(
+                f"{kind} name {name!r} stands in two namespaces, and `naru up` has none; rename one",
+                param="metadata.name",
+            )
+        seen.add((kind, name))
+
+
+def _pool(pool: WorkerPool, num_workers: int | None) -> DesiredPool:
+    name, spec = pool.metadata.name, pool.spec
+    if spec.accelerator.kind != "cpu":
+        raise InvalidRequest(
+            f"WorkerPool {name!r} asks for {spec.accelerator.kind!r} workers, and `naru up` runs cpu workers; "
+            "write accelerator.kind: cpu, or leave this file out",
+            param="spec.accelerator.kind",
+        )
+    count = num_workers or max(spec.workers.min, 1)
+    return DesiredPool(name, count, spec.threads, spec.memory.budget_bytes, spec.drain_timeout_s)
+
+
+def _model(deployment: ModelDeployment, labels: dict[str, dict[str, str]]) -> DesiredModel:
+    spec, name = deployment.spec, deployment.metadata.name
+    wanted = spec.placement.pool_selector.match_labels
+    pools = tuple(sorted(pool for pool, has in labels.items() if wanted.items() <= has.items()))
+    if not pools:
+        raise InvalidRequest(
+            f"ModelDeployment {name!r}: no WorkerPool has the labels {wanted!r}; add them to one, or drop the selector",
+            param="spec.placement.poolSelector",
+        )
+    return DesiredModel(
+        name=name,
+        uri=spec.model.uri,
+        revision=spec.model.revision or "",
+        aliases=(spec.alias,) if spec.alias else (),
+        min_replicas=spec.replicas.min,
+        pools=pools,
+        limits=EngineLimits(
+            max_model_len=spec.engine.max_model_len,
+            max_num_seqs=spec.engine.max_num_seqs,
+            max_num_batched_tokens=spec.engine.max_num_batched_tokens,
+            kv_cache_bytes=spec.resources.kv_cache.max_bytes,
+            enable_prefix_caching=spec.engine.enable_prefix_caching,
+        ),
+    )

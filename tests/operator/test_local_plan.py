@@ -1,0 +1,266 @@
+"""The plan: what it does in single cases, and what holds after any sequence of changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from naru_operator.core.desired import DesiredModel, DesiredPool, DesiredState, EngineLimits
+from naru_operator.core.local_plan import (
+    Applied,
+    LocalPlan,
+    ObservedModel,
+    ObservedWorker,
+    Snapshot,
+    place,
+    plan,
+)
+from naru_proto.registry import ModelRecord
+
+POOL = DesiredPool("p", 1, None, None, 60.0)
+
+
+def pool(num_workers: int, name: str = "p", num_threads: int | None = None) -> DesiredPool:
+    return DesiredPool(name, num_workers, num_threads, None, 60.0)
+
+
+def model(name: str, uri: str = "pypi://x", min_replicas: int = 1, pools: tuple[str, ...] = ("p",)) -> DesiredModel:
+    return DesiredModel(name, uri, "", (), min_replicas, pools, EngineLimits())
+
+
+def desired(*models: DesiredModel, pools: tuple[DesiredPool, ...] = (POOL,)) -> DesiredState:
+    return DesiredState(tuple(sorted(models, key=lambda m: m.name)), pools)
+
+
+@dataclass
+class World:
+    """A machine that does at once what a plan says."""
+
+    workers: dict[str, tuple[DesiredPool, dict[str, ObservedModel]]] = field(default_factory=dict)
+    records: dict[str, ModelRecord] = field(default_factory=dict)
+    applied: Mapping[str, Applied] = field(default_factory=dict)
+    seen_generations: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(worker, model) to the newest generation commanded."""
+
+    def snapshot(self, state: DesiredState) -> Snapshot:
+        workers = tuple(
+            ObservedWorker(w, pool, True, dict(models)) for w, (pool, models) in sorted(self.workers.items())
+        )
+        return Snapshot(state, workers, dict(self.records), self.applied)
+
+    def step(self, state: DesiredState) -> LocalPlan:
+        steps = plan(self.snapshot(state), now_s=7)
+        self.applied = steps.applied
+        for name in steps.delete_records:
+            del self.records[name]
+        for record in steps.put_records:
+            assert (
+                record.generation > self.records.get(record.name, record).generation or record.name not in self.records
+            )
+            self.records[record.name] = record
+        for unload in steps.unload_models:
+            self._command(unload.worker_id, unload.model, unload.generation)
+            del self.workers[unload.worker_id][1][unload.model]
+        for load in steps.load_models:
+            self._command(load.worker_id, load.model, load.generation)
+            self.workers[load.worker_id][1][load.model] = ObservedModel("ready", load.generation)
+        for worker_id in steps.stop_workers:
+            del self.workers[worker_id]
+            self.seen_generations = {k: v for k, v in self.seen_generations.items() if k[0] != worker_id}
+        for start in steps.start_workers:
+            assert start.worker_id not in self.workers
+            self.workers[start.worker_id] = (start.pool, {})
+        return steps
+
+    def _command(self, worker_id: str, name: str, generation: int) -> None:
+        # A worker refuses a generation older than it has seen.
+        assert generation >= self.seen_generations.get((worker_id, name), 0)
+        self.seen_generations[worker_id, name] = generation
+
+    def settle(self, state: DesiredState) -> None:
+        for _ in range(20):
+            if self.step(state).is_empty:
+                return
+        raise AssertionError("the plan never rests")
+
+
+def test_from_nothing_it_registers_starts_then_loads() -> None:
+    world = World()
+    first = world.step(desired(model("a")))
+    assert [record.name for record in first.put_records] == ["a"]
+    assert [start.worker_id for start in first.start_workers] == ["p-0"]
+    assert first.load_models == ()
+    second = world.step(desired(model("a")))
+    assert [(load.worker_id, load.model, load.generation) for load in second.load_models] == [("p-0", "a", 1)]
+    assert (second.put_records, second.start_workers) == ((), ())
+    assert second.reasons == ("load 'a' in generation 1 on 'p-0': it does not hold it",)
+    assert world.step(desired(model("a"))).is_empty
+
+
+def test_a_worker_without_a_lease_gets_no_command() -> None:
+    snapshot = Snapshot(desired(model("a")), (ObservedWorker("p-0", POOL, False, {}),), {}, {})
+    assert plan(snapshot, now_s=0).load_models == ()
+
+
+def test_a_changed_model_is_loaded_in_a_higher_generation() -> None:
+    world = World()
+    world.settle(desired(model("a")))
+    steps = world.step(desired(model("a", uri="pypi://y")))
+    assert [(record.generation, record.uri) for record in steps.put_records] == [(2, "pypi://y")]
+    assert [(load.generation, load.uri) for load in steps.load_models] == [(2, "pypi://y")]
+    assert steps.unload_models == ()
+
+
+def test_a_record_keeps_the_time_of_its_first_appearance() -> None:
+    world = World()
+    world.settle(desired(model("a")))
+    snapshot = world.snapshot(desired(model("a", uri="pypi://y")))
+    assert plan(snapshot, now_s=99).put_records[0].created_s == 7
+
+
+def test_a_model_that_is_gone_is_forgotten_and_unloaded() -> None:
+    world = World()
+    world.settle(desired(model("a"), model("b")))
+    steps = world.step(desired(model("b")))
+    assert steps.delete_records == ("a",)
+    assert [(unload.worker_id, unload.model) for unload in steps.unload_models] == [("p-0", "a")]
+
+
+def test_a_model_that_comes_back_has_a_generation_its_worker_takes() -> None:
+    world = World()
+    world.settle(desired(model("a"), model("b")))
+    world.settle(desired(model("b")))
+    world.settle(desired(model("a"), model("b")))
+    assert world.records["a"].generation == 3
+
+
+def test_a_failed_load_is_not_tried_again_until_the_manifest_changes() -> None:
+    world = World()
+    world.settle(desired(model("a")))
+    world.workers["p-0"][1]["a"] = ObservedModel("failed", 1)
+    assert world.step(desired(model("a"))).is_empty
+    assert len(world.step(desired(model("a", uri="pypi://y"))).load_models) == 1
+
+
+def test_a_restarted_worker_is_loaded_again() -> None:
+    world = World()
+    world.settle(desired(model("a")))
+    world.workers["p-0"][1].clear()
+    assert [load.model for load in world.step(desired(model("a"))).load_models] == ["a"]
+
+
+def test_a_draining_copy_is_left_alone_until_it_is_gone() -> None:
+    world = World()
+    world.settle(desired(model("a")))
+    world.workers["p-0"][1]["a"] = ObservedModel("draining", 1)
+    assert world.step(desired(model("a"))).is_empty
+    world.workers["p-0"][1]["a"] = ObservedModel("cold", 1)
+    assert len(world.step(desired(model("a"))).load_models) == 1
+
+
+def test_an_emptied_registry_is_written_again_in_the_same_generation() -> None:
+    world = World()
+    world.settle(desired(model("a")))
+    before = dict(world.records)
+    world.records.clear()
+    world.settle(desired(model("a")))
+    assert {name: record.generation for name, record in world.records.items()} == {"a": before["a"].generation}
+
+
+def test_a_registry_of_an_earlier_run_is_taken_over_above_its_generation() -> None:
+    world = World(records={"a": ModelRecord("a", "pypi://old", 41, created_s=3), "z": ModelRecord("z", "pypi://z", 5)})
+    world.settle(desired(model("a")))
+    assert set(world.records) == {"a"}
+    assert (world.records["a"].generation, world.records["a"].created_s) == (42, 3)
+
+
+def test_models_spread_over_workers_and_copies_too() -> None:
+    pools = (pool(2),)
+    world = World()
+    world.settle(desired(model("a"), model("b"), model("c", min_replicas=2), pools=pools))
+    assert {w: sorted(models) for w, (_, models) in world.workers.items()} == {"p-0": ["a", "c"], "p-1": ["b", "c"]}
+
+
+def test_more_copies_than_workers_are_one_each_and_none_is_at_least_one() -> None:
+    snapshot = Snapshot(desired(model("a", min_replicas=9), model("b", min_replicas=0), pools=(pool(2),)), (), {}, {})
+    assert place(snapshot) == {"a": ("p-0", "p-1"), "b": ("p-0",)}
+
+
+def test_a_new_model_moves_none_that_is_placed() -> None:
+    world = World()
+    world.settle(desired(model("m"), pools=(pool(2),)))
+    steps = world.step(desired(model("a"), model("m"), pools=(pool(2),)))
+    assert steps.unload_models == ()
+    assert [(load.worker_id, load.model) for load in steps.load_models] == [("p-1", "a")]
+
+
+def test_workers_beyond_the_pool_are_stopped() -> None:
+    world = World()
+    world.settle(desired(model("a"), pools=(pool(2),)))
+    steps = world.step(desired(model("a"), pools=(pool(1),)))
+    assert steps.stop_workers == ("p-1",)
+
+
+def test_workers_with_other_settings_are_replaced_one_at_a_time() -> None:
+    world = World()
+    world.settle(desired(model("a", min_replicas=2), pools=(pool(2, num_threads=1),)))
+    state = desired(model("a", min_replicas=2), pools=(pool(2, num_threads=2),))
+    assert world.step(state).stop_workers == ("p-0",)
+    assert world.step(state).stop_workers == ()
+    world.settle(state)
+    assert [pool.num_threads for pool, _ in world.workers.values()] == [2, 2]
+
+
+@st.composite
+def states(draw: st.DrawFn) -> DesiredState:
+    pools = tuple(
+        pool(draw(st.integers(1, 3)), name, draw(st.sampled_from([None, 1])))
+        for name in draw(st.sampled_from(["p", "pq"]))
+    )
+    names = draw(st.sets(st.sampled_from("abcde"), max_size=4))
+    eligible = st.sets(st.sampled_from([p.name for p in pools]), min_size=1)
+    models = [
+        model(
+            name,
+            draw(st.sampled_from(["pypi://x", "pypi://y"])),
+            draw(st.integers(0, 4)),
+            tuple(sorted(draw(eligible))),
+        )
+        for name in sorted(names)
+    ]
+    return desired(*models, pools=pools)
+
+
+@given(st.lists(states(), min_size=1, max_size=5))
+def test_after_any_sequence_of_changes_it_rests_where_it_should(sequence: list[DesiredState]) -> None:
+    world = World()
+    for state in sequence:
+        world.settle(state)
+        members = {pool.name: pool.worker_ids() for pool in state.pools}
+        assert set(world.workers) == {worker_id for ids in members.values() for worker_id in ids}
+        assert set(world.records) == {m.name for m in state.models}
+        for m in state.models:
+            eligible = {worker_id for name in m.pools for worker_id in members[name]}
+            holders = {w for w, (_, models) in world.workers.items() if m.name in models}
+            assert holders <= eligible
+            assert len(holders) == min(max(1, m.min_replicas), len(eligible))
+        held = {name for _, models in world.workers.values() for name in models}
+        assert held == set(world.records)
+
+
+@given(states(), st.randoms(use_true_random=False))
+def test_the_order_of_workers_and_models_does_not_matter(state: DesiredState, random: object) -> None:
+    world = World()
+    world.settle(state)
+    snapshot = world.snapshot(state)
+    turned = Snapshot(
+        DesiredState(state.models, tuple(reversed(state.pools))),
+        tuple(reversed(snapshot.workers)),
+        dict(reversed(list(snapshot.records.items()))),
+        dict(reversed(list(snapshot.applied.items()))),
+    )
+    assert place(turned) == place(snapshot)
+    assert plan(turned, now_s=7).is_empty
