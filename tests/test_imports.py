@@ -1,0 +1,142 @@
+"""What starting a part imports: a process pays only for what it uses."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+REPORT = """
+import importlib, json, sys
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def modules_after_importing(*modules: str) -> set[str]:
+    """Top-level modules a fresh interpreter holds after these imports."""
+    command = [sys.executable, "-W", "error", "-c", REPORT, *modules]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return set(json.loads(result.stdout))
+
+
+def package_modules(part: str) -> list[str]:
+    root = ROOT / part / "src"
+    return sorted(
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for path in root.rglob("*.py")
+    )
+
+
+def worker_modules_of_the_cpu_path() -> list[str]:
+    """All of the worker but the reference backend, which is torch, and the build script of the kernels."""
+    return [
+        module
+        for module in package_modules("worker")
+        if not any(part.startswith("ref") for part in module.split(".")) and ".native." not in module
+    ]
+
+
+def test_a_cpu_worker_never_imports_what_only_others_need() -> None:
+    loaded = modules_after_importing(*worker_modules_of_the_cpu_path())
+    assert "naru_worker" in loaded
+    assert not loaded & {"torch", "transformers", "pydantic", "starlette", "uvicorn", "kopf", "gguf", "rich"}
+
+
+def test_wire_words_do_not_pay_for_pydantic() -> None:
+    loaded = modules_after_importing("naru_proto.registry", "naru_proto.v1.worker_pb2", "naru_proto.shapes")
+    assert "pydantic" not in loaded
+
+
+def test_a_router_imports_no_engine() -> None:
+    modules = package_modules("router")
+    loaded = modules_after_importing(*modules)
+    assert not loaded & {"torch", "transformers", "numpy", "tokenizers", "kopf", "naru_worker", "naru_operator"}
+
+
+IMPORT_EACH_FIRST = """
+import importlib, sys
+for module in sys.argv[1:]:
+    for name in [name for name in sys.modules if name.startswith("naru_") and not name.startswith("naru_proto.v1")]:
+        del sys.modules[name]
+    importlib.import_module(module)
+"""
+
+
+@pytest.mark.parametrize("part", ["proto", "operator", "router", "worker"])
+def test_every_module_can_be_the_first_import(part: str) -> None:
+    """A cycle shows only when the module at its far end is imported first; so does a lean on another's import."""
+    modules = [module for module in package_modules(part) if needs_are_here(module)]
+    assert modules
+    command = [sys.executable, "-W", "error", "-c", IMPORT_EACH_FIRST, *modules]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def needs_are_here(module: str) -> bool:
+    """Whether the extra a module needs is installed: the reference backend is torch."""
+    is_reference = any(part.startswith("ref") for part in module.split("."))
+    return not is_reference or importlib.util.find_spec("torch") is not None
+
+
+EXTRAS_OF_PART = {
+    "proto": {"", "dev"},  # what prints code runs in a checkout only
+    "operator": {"", "cli", "local", "operator"},
+    "router": {"", "router"},
+    "worker": {"", "worker", "cuda"},
+}
+IMPORT_NAMES = {
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "grpc_tools": "grpcio-tools",
+    "pydantic_core": "pydantic",
+    "yaml": "pyyaml",
+}
+"""Where a distribution is not called like what it installs."""
+
+
+@pytest.mark.parametrize("part", EXTRAS_OF_PART)
+def test_a_part_imports_only_what_its_extras_install(part: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = {"": project["dependencies"], **project["optional-dependencies"]}
+    declared = {
+        re.split(r"[\[<>=~! ]", requirement)[0].lower().replace("_", "-")
+        for extra in EXTRAS_OF_PART[part]
+        for requirement in requirements[extra]
+    }
+    missing = {
+        f"{module} imports {name}"
+        for module, path in module_files(part)
+        for name in third_party_imports(path)
+        if IMPORT_NAMES.get(name, name).lower().replace("_", "-") not in declared
+    }
+    assert missing == set(), "add these to the part's extra in pyproject.toml"
+
+
+def module_files(part: str) -> list[tuple[str, Path]]:
+    root = ROOT / part / "src"
+    return [(str(path.relative_to(root)), path) for path in root.rglob("*.py") if "_pb2" not in path.name]
+
+
+def third_party_imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    own = {"naru_proto", "naru_operator", "naru_router", "naru_worker"}
+    beside = {sibling.stem for sibling in path.parent.glob("*.py")}  # a script's own neighbours
+    return names - own - beside - set(sys.stdlib_module_names)
