@@ -112,7 +112,8 @@ def steps(isa: str, threads: int) -> list[dict[str, Any]]:
     results = []
     for count, position in DECODES:
         width = position // 16 + 1
-        lanes = [Lane(ids, list(range(1 + i * width, 1 + (i + 1) * width)), position) for i in range(count)]
+        blocks = [list(range(1 + i * width, 1 + (i + 1) * width)) for i in range(count)]
+        lanes = [Lane(ids, own, position, num_prompt_tokens=position) for own in blocks]
         batch, sampling = batch_of([(lane, 1) for lane in lanes], 16), greedy_batch(count, VOCAB)
         seconds = smallest(lambda: runner.run(batch, sampling))  # noqa: B023
         results.append({"step": f"decode {count} at {position}", "ms": seconds * 1e3, "tokens_per_s": count / seconds})

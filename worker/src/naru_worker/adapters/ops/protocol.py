@@ -88,7 +88,8 @@ class BatchInputs:
     """The first so many of the M tokens were generated, the rest belong to prompts; a sequence has one kind only.
 
     A backend may compute the two kinds in different ways (many rows or few), but a token's result must depend on its
-    kind and its sequence alone: neither batch mates, nor chunks, nor a cached prefix may change an answer.
+    kind and its sequence alone: neither batch mates, nor chunks, nor a cached prefix of prompt tokens may change an
+    answer.
     """
 
 
