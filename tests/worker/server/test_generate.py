@@ -272,8 +272,8 @@ async def test_logprobs_carry_text_and_exact_bytes() -> None:
         assert chosen.rank == 1
         assert [t.rank for t in delta.logprobs[0].top] == [1, 2]
     assert len(deltas[0].prompt_logprobs) == 5
-    assert not deltas[0].prompt_logprobs[0].HasField("chosen")
-    assert bytes(p.chosen.token_id for p in deltas[0].prompt_logprobs[1:]) == b"core"
+    assert bytes(p.chosen.token_id for p in deltas[0].prompt_logprobs) == b"score"
+    assert [p.chosen.rank > 0 for p in deltas[0].prompt_logprobs] == [False, True, True, True, True]
 
 
 async def test_a_router_that_does_not_read_is_cut_off_and_the_others_are_served() -> None:

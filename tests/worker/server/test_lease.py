@@ -132,6 +132,8 @@ async def test_serving_goes_on_while_redis_is_away_and_the_lease_comes_back(
             assert worker.app.health.is_serving
             redis_server.start()
             await until(redis_server, "back", lambda r: r.models["toy"].state == "ready")
+            # The entry is there before the worker has read that it was written.
+            await eventually(lambda: not lease.is_failing, "the lease did not come back")
         told = [r.message for r in caplog.records if r.name.endswith("registry")]
         assert len(told) == 2, "once when it goes, once when it is back"
         # An empty board is filled again, infos included.

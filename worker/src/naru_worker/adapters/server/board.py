@@ -195,6 +195,7 @@ class RequestBoard:
         assert model is not None
         if model.is_closed:
             raise Unavailable(f"model {model.name!r} is being unloaded here; ask again")
+        live.first_prompt_token_id = prompt_token_ids[0] if prompt_token_ids else None
         params = resolve_params(prompt_token_ids, params, model.limits)
         wire.check_answer_size(len(prompt_token_ids), params, self._max_message_bytes)
         request = Request(

@@ -30,6 +30,8 @@ class LiveRequest:
     is_submitted: bool = False
     """The engine has it and will send its last delta."""
     is_cancelled: bool = False
+    first_prompt_token_id: int | None = None
+    """Nothing stands before it to score it by; it is told all the same, so that an echo is whole."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of a token of its model, for log probabilities."""

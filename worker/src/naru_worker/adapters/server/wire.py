@@ -101,7 +101,7 @@ def fill_delta(out: worker_pb2.Delta, request: LiveRequest, delta: SequenceDelta
     if delta.logprobs:
         _fill_positions(out.logprobs, delta.logprobs, request.token_bytes)
     if delta.prompt_logprobs:
-        _fill_positions(out.prompt_logprobs, delta.prompt_logprobs, request.token_bytes)
+        _fill_prompt(out.prompt_logprobs, delta.prompt_logprobs, request)
     if delta.finish_reason is not None:
         out.finish_reason = _FINISH[delta.finish_reason]
         out.stop_reason = delta.stop_reason
@@ -164,10 +164,21 @@ def _fill_positions(out: Any, positions: tuple[PositionLogprobs, ...], token_byt
             _fill_token(message.top.add(), token, token_bytes)
 
 
-def _fill_token(out: inference_pb2.TokenLogprob, token: TokenLogprob, token_bytes: TokenBytes) -> None:
-    raw = token_bytes(token.token_id)
-    out.token_id = token.token_id
+def _fill_prompt(out: Any, positions: tuple[PositionLogprobs, ...], request: LiveRequest) -> None:
+    """Prompt positions; the first token is named without a score, so that an echo is whole."""
+    _fill_positions(out, positions, request.token_bytes)
+    if request.first_prompt_token_id is not None:
+        _name_token(out[0].chosen, request.first_prompt_token_id, request.token_bytes)
+
+
+def _name_token(out: inference_pb2.TokenLogprob, token_id: int, token_bytes: TokenBytes) -> None:
+    raw = token_bytes(token_id)
+    out.token_id = token_id
     out.bytes = raw
     out.token = raw.decode("utf-8", "replace")
+
+
+def _fill_token(out: inference_pb2.TokenLogprob, token: TokenLogprob, token_bytes: TokenBytes) -> None:
+    _name_token(out, token.token_id, token_bytes)
     out.logprob = token.logprob
     out.rank = token.rank
