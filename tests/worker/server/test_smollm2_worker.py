@@ -14,7 +14,7 @@ from naru_proto.v1 import inference_pb2, worker_pb2
 pytestmark = [pytest.mark.smollm2, pytest.mark.timeout(300)]
 
 
-CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+CHAT = "<|im_start|>user\nName the capital of France.<|im_end|>\n<|im_start|>assistant\n"
 
 
 async def test_the_real_model_answers_and_describes_itself(smollm2_path: Path) -> None:
