@@ -6,7 +6,7 @@ Built by the server from the wire, read by scheduler, sampler and detokenizer. F
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from naru_proto.errors import InvalidRequest
 
@@ -64,8 +64,6 @@ class SamplingParams:
     """None: none. k: the chosen token's and the k best at each output position."""
     prompt_logprobs: int | None = None
     """None: none. k: the same for each prompt token; such a request skips prefix cache reads."""
-    extra: tuple[str, ...] = field(default=(), repr=False)
-    """Reserved for grammar and the like; always empty today."""
 
     def __post_init__(self) -> None:
         """Checks every field.

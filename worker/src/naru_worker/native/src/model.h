@@ -139,7 +139,6 @@ class Model {
   float* partials_ = nullptr;
   std::atomic<int>* pending_ = nullptr;
   AttentionPlan plan_;
-  bool tiles_ = false;
 
   StepInputs in_{};
   const SamplingInputs* sampling_ = nullptr;

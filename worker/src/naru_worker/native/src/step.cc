@@ -90,7 +90,7 @@ void Model::run_rows(int member, int first, int count) {
 
 // out = x W^T for rows of both kinds: generated ones by bytes, prompts by tiles of bf16.
 void Model::run_linear(const Linear& job, int generated, int member) {
-  if (generated > 0 || job.rows == 0) {
+  if (generated > 0) {
     Linear part = job;
     part.rows = generated;
     linear(part, &pool_, member);
