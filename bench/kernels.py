@@ -26,6 +26,7 @@ from sampling_batches import greedy_batch  # noqa: E402
 
 from naru_worker.adapters.ops import cpu  # noqa: E402
 from naru_worker.adapters.ops.cpu_batch import address  # noqa: E402
+from naru_worker.adapters.ops.cpu_device import open_device  # noqa: E402
 from naru_worker.adapters.ops.cpu_pack import matrix_bytes, pack_matrix  # noqa: E402
 from naru_worker.adapters.ops.native_lib import ModelSpec, load_variant  # noqa: E402
 from naru_worker.adapters.ops.protocol import RunnerOptions, TensorFormat  # noqa: E402
@@ -65,7 +66,7 @@ def linear_layers(isa: str, threads: int) -> list[dict[str, Any]]:
         tensor, _ = random_tensor(name, tensor_format, (outputs, columns), np.random.default_rng(0))
         num_bytes = matrix_bytes(library, [tensor], [None])
         spec = ModelSpec(num_bytes, 1, 1, 1, 16, 16, 16, 2, 2, 16, 1, 16, threads, 0, 1.0)
-        model = library.naru_model_new(ctypes.byref(spec), None)
+        model = library.naru_model_new(open_device(threads, isa).handle, ctypes.byref(spec), None)
         matrix = pack_matrix(library, model, [tensor], [None])
         for rows in ROWS if outputs < VOCAB else ROWS[:5]:
             x = np.random.default_rng(1).standard_normal((rows, columns)).astype(np.float32)

@@ -10,6 +10,7 @@ import argparse
 import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,9 @@ from naru_worker.adapters.engine.deltas import Outbox
 from naru_worker.adapters.engine.engine import ModelEngine
 from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.loading import DiskLoader
-from naru_worker.core.memory_plan import plan_memory
+from naru_worker.adapters.engine.wiring import EngineRoom
+from naru_worker.adapters.memory.bookings import Bookings
+from naru_worker.adapters.memory.ledger import MemoryLedger
 from naru_worker.core.request import Request, RequestId
 from naru_worker.core.residency import LoadOptions, ModelSpec
 from naru_worker.core.sampling import SamplingParams
@@ -132,11 +135,12 @@ def load(path: str | None, num_threads: int) -> LoadedModel:
         LoadError: it cannot be served.
     """
     model_path = find_model(path)
-    loader = DiskLoader(EngineSettings(), MemorySettings(), None, num_threads)
+    room = EngineRoom(EngineSettings(), MemorySettings(), num_threads, MemoryLedger(8 * KV_CACHE_BYTES))
     spec = ModelSpec(model_path.as_uri(), options=LoadOptions(kv_cache_bytes=KV_CACHE_BYTES))
-    opened = loader.open("bench", spec, lambda progress: None)
-    plan = plan_memory("bench", opened.need, opened.wish, opened.need.weight_bytes + 2 * KV_CACHE_BYTES)
-    return opened.build(plan)
+    stop = threading.Event()
+    prepared = DiskLoader(room, None, None).prepare("bench", spec, lambda progress: None, stop)
+    Bookings(room.ledger).take("bench", prepared.footprint)
+    return prepared.open().load(lambda model: None, stop)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -26,14 +26,16 @@ def test_the_examples_serve_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         body = {**chat_body("Name the capital of France.", max_tokens=24), "model": naru.models[0]}
         assert "Paris" in naru.http.post("/v1/chat/completions", json=body).text
         children = naru.children()
-        assert len(children) == 3
+        # What packed the model waits a while for another one.
+        assert sum("naru_worker.adapters.images.pack" not in child.cmdline() for child in children) == 3
         assert files(tmp_path) != []
 
         assert naru.stop(signal.SIGINT) == 0
         assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
         assert not is_listening(naru.url)
         assert not is_listening(naru.grpc_address)
-        assert files(tmp_path) == []
+        # Packed images are a cache, and stay for the next start.
+        assert [file for file in files(tmp_path) if not file.startswith("images/")] == []
 
 
 def test_children_of_a_killed_instance_die_and_the_next_command_clears_what_it_left(tmp_path: Path) -> None:

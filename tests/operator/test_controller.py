@@ -17,18 +17,24 @@ from naru_operator.adapters.controller import Controller
 from naru_operator.adapters.route_map import Board, RouteMap
 from naru_operator.adapters.supervisor import Supervisor
 from naru_operator.adapters.worker_client import LoadReport
-from naru_operator.core.desired import DesiredModel, DesiredPool, DesiredState, EngineLimits
-from naru_operator.core.local_plan import LoadModel, UnloadModel, plan
+from naru_operator.core.desired import DesiredModel, DesiredPool, DesiredState, EngineLimits, Residency, Tier
+from naru_operator.core.local_plan import KNOWN, LoadModel, UnloadModel, plan
 from naru_proto import names
-from naru_proto.errors import InvalidRequest, LoadError, NaruError
+from naru_proto.errors import InvalidRequest, LoadError, NaruError, StaleCommand
+from naru_proto.registry import ResidentRecord
 from naru_proto.v1 import worker_pb2
 
 POOL = DesiredPool("p", 1, None, None, 5.0)
 SLEEPER = (sys.executable, "-I", "-S", "-c", "import signal; signal.pause()")
 
 
-def model(name: str, uri: str = "pypi://x", limits: EngineLimits | None = None) -> DesiredModel:
-    return DesiredModel(name, uri, "r", (), 1, ("p",), limits or EngineLimits())
+ON_DEMAND = Residency(Tier.COLD, priority=7, min_residency_s=1.5, idle_ttl_s=60.0)
+
+
+def model(
+    name: str, uri: str = "pypi://x", limits: EngineLimits | None = None, residency: Residency | None = None
+) -> DesiredModel:
+    return DesiredModel(name, uri, "r", (), 1, ("p",), limits or EngineLimits(), residency or Residency())
 
 
 def desired(*models: DesiredModel, pool: DesiredPool = POOL) -> DesiredState:
@@ -114,6 +120,7 @@ async def test_a_model_is_registered_and_loaded_once_with_its_limits(rig: Rig) -
     (load,) = rig.worker.loads
     assert (load.model, load.uri, load.revision, load.generation) == ("a", "pypi://x", "r", 1)
     assert load.options == worker_pb2.EngineOptions(max_model_len=99, enable_prefix_caching=False)
+    assert (load.tier, load.residency) == (worker_pb2.TIER_ACTIVE, worker_pb2.Residency(priority=100))
     assert [(r.state, r.bytes_done, r.bytes_total, r.detail) for r in rig.told.reports] == [
         ("fetching", 1, 2, "half"),
         ("ready", 0, 0, ""),
@@ -203,6 +210,76 @@ async def test_a_worker_that_is_restarted_by_itself_is_loaded_again(rig: Rig) ->
     rig.worker.models.clear()
     await rig.worker.renew(epoch="2")
     await rig.told.until(lambda: len(rig.worker.loads) == 2)
+
+
+async def test_models_on_demand_are_told_once_for_each_life_and_generation(rig: Rig) -> None:
+    many = [model(f"m{index:03}", residency=ON_DEMAND) for index in range(200)]
+    rig.controller.desire(desired(*many))
+    await rig.told.until(lambda: len(rig.told.reports) == 400)
+    assert {report.state for report in rig.told.reports} == {"cold", KNOWN}
+    assert len(rig.worker.loads) == 200
+    load = rig.worker.loads[0]
+    assert load.tier == worker_pb2.TIER_COLD
+    assert load.residency == worker_pb2.Residency(priority=7, min_residency_s=1.5, idle_ttl_s=60.0)
+    # The lease shows none of them.
+    await rig.worker.renew(num_known=200)
+    await rig.until(lambda board: board.workers["p-0"].num_known == 200)
+    assert (await rig.controller.reconcile()).is_empty
+    assert len(rig.worker.loads) == 200
+    rig.worker.known.clear()
+    rig.controller.worker_ended("p-0")
+    await rig.worker.renew(epoch="2")
+    await rig.told.until(lambda: len(rig.worker.known) == 200)
+    assert len(rig.worker.loads) == 400
+
+
+async def test_a_model_on_demand_that_is_removed_is_unloaded_where_it_was_known(rig: Rig) -> None:
+    rig.controller.desire(desired(model("a", residency=ON_DEMAND), model("b", residency=ON_DEMAND)))
+    await rig.told.until(lambda: len(rig.told.reports) == 4)
+    rig.controller.desire(desired(model("b", residency=ON_DEMAND)))
+    await rig.until(lambda _: rig.worker.known == {"b"})
+    assert [unload.tier for unload in rig.worker.unloads] == [worker_pb2.TIER_UNSPECIFIED]
+    assert (await rig.controller.reconcile()).is_empty
+
+
+async def test_an_evicted_model_is_not_loaded_again_until_it_changes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "WORKER_LEASE_TTL_S", 0.0)  # the lease is believed at once
+    rig.controller.desire(desired(model("a")))
+    await rig.until_ready("a", 1)
+    for left in ("draining", "host", None):
+        rig.worker.models = {"a": ResidentRecord(left, 1)} if left else {}
+        await rig.worker.renew()
+        await rig.until(lambda board, left=left: _state(board) == left)  # type: ignore[misc]
+        assert (await rig.controller.reconcile()).is_empty
+    rig.controller.desire(desired(model("a", uri="pypi://y")))
+    await rig.told.until(lambda: [load.generation for load in rig.worker.loads] == [1, 2])
+
+
+def _state(board: Board) -> str | None:
+    held = board.workers["p-0"].models.get("a")
+    return held.state if held else None
+
+
+@pytest.mark.parametrize("residency", [Residency(), ON_DEMAND], ids=["preferred", "on demand"])
+async def test_a_stale_command_is_given_again_in_a_newer_generation(rig: Rig, residency: Residency) -> None:
+    rig.worker.newest["a"] = 5
+    rig.controller.desire(desired(model("a", residency=residency)))
+    await rig.told.until(lambda: [load.generation for load in rig.worker.loads] == [1, 6])
+    await rig.until(lambda board: board.models["a"].generation == 6)
+    assert [type(error) for _, error in rig.told.failures] == [StaleCommand]
+
+
+async def test_an_unload_that_a_worker_refuses_is_tried_again_after_a_pause(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_RETRY_UNLOAD_S", 0.02)
+    monkeypatch.setattr(controller, "_RESYNC_S", 0.02)
+    rig.controller.desire(desired(model("a", residency=ON_DEMAND), model("b")))
+    await rig.told.until(lambda: rig.worker.known)
+    rig.worker.newest["a"] = 9
+    rig.controller.desire(desired(model("b")))
+    await rig.until(lambda _: not rig.worker.known)
+    assert [unload.generation for unload in rig.worker.unloads] == [2, 9]
 
 
 async def test_a_draining_worker_gets_no_command(rig: Rig) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from naru_operator.core.desired import DesiredPool, DesiredState, EngineLimits, desired_state
+from naru_operator.core.desired import DesiredPool, DesiredState, EngineLimits, Residency, Tier, desired_state
 from naru_proto.crd.v1alpha1 import ModelDeployment, WorkerPool
 from naru_proto.errors import InvalidRequest
 
@@ -51,6 +51,29 @@ def test_a_model_keeps_what_its_manifest_says() -> None:
     assert found.limits == EngineLimits(max_model_len=512, kv_cache_bytes=1 << 30, enable_prefix_caching=False)
 
 
+@pytest.mark.parametrize(
+    ("residency", "replicas", "wanted"),
+    [
+        ({}, 1, Residency(min_residency_s=30.0, keep_last_copy=True)),
+        ({"policy": "Preferred", "idleTTL": "99s"}, 0, Residency(min_residency_s=30.0)),
+        (
+            {"policy": "Pinned", "priority": 200, "minResidency": "5s"},
+            2,
+            Residency(pinned=True, priority=200, min_residency_s=5.0, keep_last_copy=True),
+        ),
+        ({"policy": "OnDemand"}, 1, Residency(Tier.COLD, min_residency_s=30.0, idle_ttl_s=600.0)),
+        ({"policy": "OnDemand", "idleTTL": "0s", "minResidency": "0s"}, 1, Residency(Tier.COLD, idle_ttl_s=0.001)),
+    ],
+    ids=["default", "preferred", "pinned", "on demand", "on demand that leaves at once"],
+)
+def test_the_residency_policy_decides_tier_and_eviction(
+    residency: dict[str, Any], replicas: int, wanted: Residency
+) -> None:
+    (found,) = state(model("a", residency=residency, replicas={"min": replicas})).models
+    assert found.residency == wanted
+    assert found.is_on_demand is (wanted.tier is Tier.COLD)
+
+
 def test_models_and_pools_stand_in_name_order() -> None:
     found = state(model("b"), pool("y"), model("a"), pool("x"))
     assert [m.name for m in found.models] == ["a", "b"]
@@ -59,9 +82,16 @@ def test_models_and_pools_stand_in_name_order() -> None:
 
 def test_a_pool_keeps_workers_threads_memory_and_drain_time() -> None:
     found = state(
-        model("a"), pool("p", workers={"min": 2}, threads=3, memory={"budget": "2Gi"}, drainTimeout="5s")
+        model("a"),
+        pool(
+            "p",
+            workers={"min": 2},
+            threads=3,
+            memory={"budget": "2Gi", "host": "1Gi", "highWatermark": 0.9, "lowWatermark": 0.5},
+            drainTimeout="5s",
+        ),
     ).pools
-    assert found == (DesiredPool("p", 2, 3, 2 << 30, 5.0),)
+    assert found == (DesiredPool("p", 2, 3, 2 << 30, 5.0, 1 << 30, (0.5, 0.9)),)
 
 
 def test_several_workers_share_the_cores() -> None:

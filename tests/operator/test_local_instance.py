@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import fake_parts
@@ -22,7 +23,7 @@ from naru_operator.adapters.redis_server import find_redis_server, redis_url
 from naru_operator.adapters.route_map import RouteMap
 from naru_operator.cli.local_instance import Endpoints, LocalInstance
 from naru_operator.cli.up_events import UpEvents
-from naru_operator.core.desired import DesiredModel, DesiredPool, DesiredState, EngineLimits
+from naru_operator.core.desired import DesiredModel, DesiredPool, DesiredState, EngineLimits, Residency, Tier
 from naru_proto.errors import LoadError, Unavailable
 from naru_proto.registry import ModelRecord
 
@@ -56,10 +57,15 @@ class Rig:
             self.endpoints, events, redis_program=program, redis_url=other_redis or redis_url(folder)
         )
 
-    async def start(self) -> None:
+    async def start(self, desired: DesiredState = DESIRED) -> None:
         async with asyncio.timeout(60):
-            await self.instance.start(DESIRED)
-            await self.instance.wait_ready(DESIRED)
+            await self.instance.start(desired)
+            await self.instance.wait_ready(desired)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():  # noqa: ASYNC110 - the screen has no event
+                await asyncio.sleep(0.02)
 
     def lines(self, part: str) -> list[str]:
         prefix = f"{part} | "
@@ -101,6 +107,8 @@ async def test_it_is_ready_when_the_model_is_and_ends_from_the_outside_in(
 ) -> None:
     async with rigged(tmp_path) as rig:
         await rig.start()
+        # The lease may say that it is ready before the load's own answer has arrived.
+        await rig.until(lambda: "tiny on p-0: ready" in rig.screen.phases)
         assert rig.screen.phases == ["tiny on p-0: fetching", "tiny on p-0: ready"]
         assert rig.screen.messages == []
     ends = [
@@ -110,14 +118,20 @@ async def test_it_is_ready_when_the_model_is_and_ends_from_the_outside_in(
     assert not (tmp_path / "redis.sock").exists()
 
 
+async def test_models_on_demand_are_ready_when_a_worker_knows_them(parts: dict[str, str], tmp_path: Path) -> None:
+    tiny = dataclasses.replace(MODEL, residency=Residency(Tier.COLD))
+    async with rigged(tmp_path) as rig:
+        await rig.start(dataclasses.replace(DESIRED, models=(tiny,)))
+        assert rig.screen.phases == rig.screen.messages == []
+    assert "make known 'tiny' in generation 1 on 'p-0': it does not know it" in rig.lines("plan")
+
+
 async def test_a_killed_worker_comes_back_with_its_model(parts: dict[str, str], tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         await rig.start()
         (worker,) = (child for child in psutil.Process().children() if "p-0" in child.cmdline())
         os.kill(worker.pid, signal.SIGKILL)
-        async with asyncio.timeout(30):
-            while rig.screen.phases.count("tiny on p-0: ready") < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await rig.until(lambda: rig.screen.phases.count("tiny on p-0: ready") >= 2)
         assert any("p-0 was ended by SIGKILL; it starts again in 0.25 s" in text for text in rig.screen.messages)
 
 
@@ -143,9 +157,7 @@ async def test_a_cancelled_start_leaves_nothing(parts: dict[str, str], tmp_path:
     parts["router"] = "import signal; signal.pause()"
     async with rigged(tmp_path) as rig:
         start = asyncio.create_task(rig.start())
-        async with asyncio.timeout(30):
-            while "tiny on p-0: ready" not in rig.screen.phases:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await rig.until(lambda: "tiny on p-0: ready" in rig.screen.phases)
         assert not start.done()
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -167,3 +179,12 @@ def test_addresses_are_those_that_work_from_here() -> None:
     assert Endpoints("0.0.0.0", 1, 2, Path()).http_url == "http://127.0.0.1:1"
     assert Endpoints("::", 1, 2, Path()).grpc_address == "[::1]:2"
     assert Endpoints("192.0.2.1", 1, 2, Path()).http_url == "http://192.0.2.1:1"
+
+
+def test_a_worker_is_started_with_what_its_pool_says() -> None:
+    bare = local_processes.worker_process("p-0", DesiredPool("p", 1, None, None, 5.0), "unix:///r").argv
+    full = local_processes.worker_process("p-0", DesiredPool("p", 1, 3, 7, 5.0, 0, (0.5, 0.9)), "unix:///r").argv
+    assert full[: len(bare)] == bare
+    assert " ".join(full[len(bare) :]) == (
+        "--num-threads 3 --memory-budget-bytes 7 --host-budget-bytes 0 --low-watermark 0.5 --high-watermark 0.9"
+    )

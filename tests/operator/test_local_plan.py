@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naru_operator.core.desired import DesiredModel, DesiredPool, DesiredState, EngineLimits
+from naru_operator.core.desired import DesiredModel, DesiredPool, DesiredState, EngineLimits, Residency, Tier
 from naru_operator.core.local_plan import (
+    KNOWN,
     Applied,
     LocalPlan,
     ObservedModel,
@@ -21,14 +24,21 @@ from naru_operator.core.local_plan import (
 from naru_proto.registry import ModelRecord
 
 POOL = DesiredPool("p", 1, None, None, 60.0)
+ON_DEMAND = Residency(Tier.COLD, idle_ttl_s=600.0)
 
 
 def pool(num_workers: int, name: str = "p", num_threads: int | None = None) -> DesiredPool:
     return DesiredPool(name, num_workers, num_threads, None, 60.0)
 
 
-def model(name: str, uri: str = "pypi://x", min_replicas: int = 1, pools: tuple[str, ...] = ("p",)) -> DesiredModel:
-    return DesiredModel(name, uri, "", (), min_replicas, pools, EngineLimits())
+def model(
+    name: str,
+    uri: str = "pypi://x",
+    min_replicas: int = 1,
+    pools: tuple[str, ...] = ("p",),
+    residency: Residency | None = None,
+) -> DesiredModel:
+    return DesiredModel(name, uri, "", (), min_replicas, pools, EngineLimits(), residency or Residency())
 
 
 def desired(*models: DesiredModel, pools: tuple[DesiredPool, ...] = (POOL,)) -> DesiredState:
@@ -44,12 +54,13 @@ class World:
     applied: Mapping[str, Applied] = field(default_factory=dict)
     seen_generations: dict[tuple[str, str], int] = field(default_factory=dict)
     """(worker, model) to the newest generation commanded."""
+    refused: dict[str, int] = field(default_factory=dict)
 
     def snapshot(self, state: DesiredState) -> Snapshot:
         workers = tuple(
             ObservedWorker(w, pool, True, dict(models)) for w, (pool, models) in sorted(self.workers.items())
         )
-        return Snapshot(state, workers, dict(self.records), self.applied)
+        return Snapshot(state, workers, dict(self.records), self.applied, dict(self.refused))
 
     def step(self, state: DesiredState) -> LocalPlan:
         steps = plan(self.snapshot(state), now_s=7)
@@ -66,7 +77,8 @@ class World:
             del self.workers[unload.worker_id][1][unload.model]
         for load in steps.load_models:
             self._command(load.worker_id, load.model, load.generation)
-            self.workers[load.worker_id][1][load.model] = ObservedModel("ready", load.generation)
+            held = KNOWN if load.residency.tier is Tier.COLD else "ready"
+            self.workers[load.worker_id][1][load.model] = ObservedModel(held, load.generation)
         for worker_id in steps.stop_workers:
             del self.workers[worker_id]
             self.seen_generations = {k: v for k, v in self.seen_generations.items() if k[0] != worker_id}
@@ -79,6 +91,11 @@ class World:
         # A worker refuses a generation older than it has seen.
         assert generation >= self.seen_generations.get((worker_id, name), 0)
         self.seen_generations[worker_id, name] = generation
+
+    def move(self, worker_id: str, name: str, state: str) -> None:
+        """The worker does this by itself: a request came, or memory was short."""
+        models = self.workers[worker_id][1]
+        models[name] = ObservedModel(state, models[name].generation)
 
     def settle(self, state: DesiredState) -> None:
         for _ in range(20):
@@ -177,6 +194,86 @@ def test_a_registry_of_an_earlier_run_is_taken_over_above_its_generation() -> No
     assert (world.records["a"].generation, world.records["a"].created_s) == (42, 3)
 
 
+def test_a_model_on_demand_is_made_known_once_to_every_worker_of_its_pools() -> None:
+    pools = (pool(2), pool(1, "q"))
+    state = desired(model("a", residency=ON_DEMAND), pools=pools)
+    world = World()
+    world.step(state)
+    steps = world.step(state)
+    assert [(load.worker_id, load.residency) for load in steps.load_models] == [("p-0", ON_DEMAND), ("p-1", ON_DEMAND)]
+    assert steps.reasons[0] == "make known 'a' in generation 1 on 'p-0': it does not know it"
+    assert world.step(state).is_empty
+    assert (world.records["a"].on_demand, world.records["a"].pools) == (True, ("p",))
+
+
+def test_a_new_life_of_a_worker_is_told_again() -> None:
+    state = desired(model("a", residency=ON_DEMAND))
+    world = World()
+    world.settle(state)
+    world.workers["p-0"][1].clear()
+    assert [load.model for load in world.step(state).load_models] == ["a"]
+
+
+def test_models_on_demand_take_no_place_from_others() -> None:
+    many = [model(f"d{index}", residency=ON_DEMAND, pools=("p",)) for index in range(9)]
+    world = World()
+    world.settle(desired(*many, pools=(pool(1), pool(1, "q"))))
+    both = ("p", "q")
+    world.settle(desired(*many, model("a", pools=both), model("b", pools=both), pools=(pool(1), pool(1, "q"))))
+    assert world.workers["p-0"][1]["a"].state == world.workers["q-0"][1]["b"].state == "ready"
+
+
+@pytest.mark.parametrize("now", [KNOWN, "host", "loading", "failed", "draining"])
+def test_what_a_worker_decided_about_a_loaded_model_stands(now: str) -> None:
+    world = World()
+    world.settle(desired(model("a")))
+    world.move("p-0", "a", now)
+    assert world.step(desired(model("a"))).is_empty
+
+
+def test_a_changed_model_that_was_evicted_is_loaded() -> None:
+    world = World()
+    world.settle(desired(model("a")))
+    world.move("p-0", "a", KNOWN)
+    steps = world.step(desired(model("a", uri="pypi://y")))
+    assert steps.reasons[-1] == "load 'a' in generation 2 on 'p-0': it knows generation 1"
+
+
+def test_another_policy_is_told_in_a_new_generation() -> None:
+    world = World()
+    world.settle(desired(model("a", residency=ON_DEMAND)))
+    pinned = Residency(pinned=True)
+    steps = world.step(desired(model("a", residency=pinned)))
+    assert [(load.generation, load.residency) for load in steps.load_models] == [(2, pinned)]
+    assert world.records["a"].on_demand is False
+
+
+def test_a_known_model_that_no_manifest_names_is_unloaded() -> None:
+    world = World()
+    world.settle(desired(model("a", residency=ON_DEMAND), model("b")))
+    steps = world.step(desired(model("b")))
+    assert [(unload.worker_id, unload.model) for unload in steps.unload_models] == [("p-0", "a")]
+    assert world.step(desired(model("b"))).is_empty
+
+
+def test_after_a_stale_command_the_next_one_is_newer_than_what_the_worker_saw() -> None:
+    world = World()
+    world.settle(desired(model("a"), model("b")))
+    world.workers["p-0"][1]["a"] = ObservedModel("failed", 1)
+    world.refused["a"] = 7
+    steps = world.step(desired(model("a"), model("b")))
+    assert [(load.model, load.generation) for load in steps.load_models] == [("a", 8)]
+    assert world.records["a"].generation == 8
+    assert world.step(desired(model("a"), model("b"))).is_empty
+
+
+def test_an_unload_that_was_stale_goes_out_in_the_generation_the_worker_saw() -> None:
+    world = World()
+    world.settle(desired(model("a"), model("b")))
+    world.refused["a"] = 7
+    assert [unload.generation for unload in world.step(desired(model("b"))).unload_models] == [7]
+
+
 def test_models_spread_over_workers_and_copies_too() -> None:
     pools = (pool(2),)
     world = World()
@@ -228,17 +325,28 @@ def states(draw: st.DrawFn) -> DesiredState:
             draw(st.sampled_from(["pypi://x", "pypi://y"])),
             draw(st.integers(0, 4)),
             tuple(sorted(draw(eligible))),
+            draw(st.sampled_from([Residency(), Residency(pinned=True), ON_DEMAND])),
         )
         for name in sorted(names)
     ]
     return desired(*models, pools=pools)
 
 
-@given(st.lists(states(), min_size=1, max_size=5))
-def test_after_any_sequence_of_changes_it_rests_where_it_should(sequence: list[DesiredState]) -> None:
+MOVES = st.sampled_from([KNOWN, "host", "ready", "failed"])
+"""What workers may make of their models unasked."""
+
+
+@given(st.lists(states(), min_size=1, max_size=5), st.data())
+def test_after_any_sequence_of_changes_it_rests_where_it_should(
+    sequence: list[DesiredState], data: st.DataObject
+) -> None:
     world = World()
     for state in sequence:
         world.settle(state)
+        for worker_id, (_, models) in world.workers.items():
+            for name in models:
+                world.move(worker_id, name, data.draw(MOVES))
+        assert world.step(state).is_empty
         members = {pool.name: pool.worker_ids() for pool in state.pools}
         assert set(world.workers) == {worker_id for ids in members.values() for worker_id in ids}
         assert set(world.records) == {m.name for m in state.models}
@@ -246,7 +354,7 @@ def test_after_any_sequence_of_changes_it_rests_where_it_should(sequence: list[D
             eligible = {worker_id for name in m.pools for worker_id in members[name]}
             holders = {w for w, (_, models) in world.workers.items() if m.name in models}
             assert holders <= eligible
-            assert len(holders) == min(max(1, m.min_replicas), len(eligible))
+            assert len(holders) == (len(eligible) if m.is_on_demand else min(max(1, m.min_replicas), len(eligible)))
         held = {name for _, models in world.workers.values() for name in models}
         assert held == set(world.records)
 
@@ -264,3 +372,18 @@ def test_the_order_of_workers_and_models_does_not_matter(state: DesiredState, ra
     )
     assert place(turned) == place(snapshot)
     assert plan(turned, now_s=7).is_empty
+
+
+@given(
+    st.sampled_from(["num_threads", "memory_budget_bytes", "host_budget_bytes", "watermarks"]),
+    st.sampled_from(["num_workers", "drain_timeout_s"]),
+)
+def test_a_worker_is_replaced_for_what_its_process_was_started_with_alone(started_with: str, told_later: str) -> None:
+    changes: dict[str, object] = {"num_threads": 3, "memory_budget_bytes": 7, "host_budget_bytes": 7, "num_workers": 1}
+    changes |= {"watermarks": (0.1, 0.2), "drain_timeout_s": 1.0}
+    world = World()
+    world.settle(desired(model("a")))
+    other = dataclasses.replace(POOL, **{told_later: changes[told_later]})  # type: ignore[arg-type]
+    assert world.step(desired(model("a"), pools=(other,))).is_empty
+    new = dataclasses.replace(POOL, **{started_with: changes[started_with]})  # type: ignore[arg-type]
+    assert world.step(desired(model("a"), pools=(new,))).stop_workers == ("p-0",)

@@ -220,7 +220,7 @@ async def test_an_unknown_model_is_404_with_the_known_ones(rig: Rig, path: str) 
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "'gpt-9'" in error["message"] and "small, tiny-a, tiny-b" in error["message"]
     await rig.publish_worker("w0", models=("tiny-a", "tiny-b"))
-    await rig.until(lambda: bool(rig.app.fleet.survey("tiny-b").candidates))
+    await rig.until(lambda: rig.app.fleet.is_ready("w0", "tiny-b"))
     response = await rig.post(path, {**body(path), "model": "small"})
     assert response.status_code == 200 and response.json()["model"] == "small"
     assert rig.workers["w0"].requests[-1].model == "tiny-b"

@@ -253,27 +253,30 @@ async def test_a_request_waits_for_a_model_that_is_loading(rig: Rig) -> None:
 
 async def test_the_wait_for_a_loading_model_has_an_end(rig: Rig) -> None:
     await rig.publish_model()
-    await rig.start_worker(state="fetching")
+    await rig.start_worker(state="fetching", script=hang())
     await rig.start_router(model_wait_s=0.1)
     response = await rig.post(CHAT, body(CHAT))
     assert response.status_code == 503 and "still loading" in response.json()["error"]["message"]
     assert int(response.headers["retry-after"]) >= 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"state": "failed", "error": "weights are cut"}, "weights are cut"),
-        ({"draining": True}, "no worker holds"),
-        ({"models": ("other",)}, "no worker holds"),
-    ],
-)
-async def test_a_model_no_worker_can_serve_is_503_at_once(rig: Rig, fields: dict[str, Any], message: str) -> None:
-    await rig.publish_model()
+@pytest.mark.parametrize("fields", [{"draining": True}, {"models": ("other",), "pool": "another"}])
+async def test_a_model_no_worker_can_serve_is_503_at_once(rig: Rig, fields: dict[str, Any]) -> None:
+    await rig.publish_model(pools=("default",))
     await rig.start_worker(**fields)
     await rig.start_router(model_wait_s=1000)
     response = await rig.post(CHAT, body(CHAT))
-    assert response.status_code == 503 and message in response.json()["error"]["message"]
+    assert response.status_code == 503 and "no worker holds" in response.json()["error"]["message"]
+
+
+@BOTH
+async def test_a_model_that_failed_to_load_is_503_with_the_workers_reason(rig: Rig, path: str) -> None:
+    await rig.publish_model()
+    refusal = fail("service_unavailable", "weights are cut; tried again in 9 s", retryable=True)
+    await rig.start_worker(script=refusal, state="failed", error="weights are cut")
+    await rig.start_router(model_wait_s=1000)
+    response = await rig.post(path, body(path))
+    assert response.status_code == 503 and "tried again in 9 s" in response.json()["error"]["message"]
 
 
 async def test_a_worker_whose_lease_ends_takes_no_more_requests(rig: Rig) -> None:

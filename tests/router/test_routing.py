@@ -132,7 +132,6 @@ def test_workers_are_told_apart_by_state() -> None:
         *(worker(state, state) for state in states), worker("leaving", draining=True), worker("x", model="n")
     )
     assert [w.worker_id for w in board.ready_workers("m")] == ["ready"]
-    assert [w.worker_id for w in board.loading_workers("m")] == ["cold", "fetching", "loading"]
     assert board.failures("m") == ["failed: why"]
     assert board.info("m") is not None and board.info("absent") is None
 

@@ -2,7 +2,8 @@
 
     NaruError                      code, message, param, retryable
     ├── InvalidRequest             the caller's fault: change the request (400)
-    │   └── ContextLengthExceeded  prompt does not fit the model (400)
+    │   ├── ContextLengthExceeded  prompt does not fit the model (400)
+    │   └── StaleCommand           a newer command was seen: ask with the newest generation (409)
     ├── ModelNotFound              no such model (404)
     ├── LoadError                  a model's files cannot be served (424)
     ├── Overloaded                 try again later (429)
@@ -40,6 +41,17 @@ class ContextLengthExceeded(InvalidRequest):
     """The prompt (or prompt and output) does not fit the model's context or its memory."""
 
     code = "context_length_exceeded"
+
+
+class StaleCommand(InvalidRequest):
+    """A command about a model is older than one seen; nothing was changed."""
+
+    code = "stale_command"
+
+    def __init__(self, message: str, *, param: str = "generation", newest_generation: int = 0) -> None:
+        super().__init__(message, param=param)
+        self.newest_generation = newest_generation
+        """What has been seen."""
 
 
 class ModelNotFound(NaruError):
@@ -86,6 +98,7 @@ BY_CODE: dict[str, type[NaruError]] = {
     for cls in (
         InvalidRequest,
         ContextLengthExceeded,
+        StaleCommand,
         ModelNotFound,
         LoadError,
         Overloaded,

@@ -41,3 +41,13 @@ def key_worker(worker_id: str) -> str:
 def key_model_info(digest: str) -> str:
     """Content-addressed facts of a loaded model (ModelInfoRecord as JSON): any worker may write the same bytes."""
     return f"{_PREFIX}model-info:{digest}"
+
+
+KEY_EVENTS = f"{_PREFIX}events"
+"""Stream of what happened to models on workers, newest last, cut at about MAX_EVENTS. Fields: worker, epoch, model,
+from, to (lower-case ModelState), reason, at_ms (Unix)."""
+MAX_EVENTS = 10_000
+METADATA_ERROR_CODE = "naru-error-code"
+"""Trailing metadata of a worker's refusal: `code` of the error, finer than the status."""
+METADATA_GENERATION = "naru-generation"
+"""Trailing metadata of a stale command's refusal: the newest generation seen."""

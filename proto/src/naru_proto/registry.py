@@ -52,12 +52,17 @@ class ModelRecord(_Record):
     min_replicas: int = 1
     created_s: int = 0
     """Unix seconds, for /v1/models."""
+    on_demand: bool = False
+    """Its workers know it and load it for the first request."""
+    pools: tuple[str, ...] = ()
+    """Pools whose workers may know it; empty: any."""
 
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> ModelRecord:
         known = {f.name for f in dataclasses.fields(cls)}
         data = {k: v for k, v in data.items() if k in known}
         data["aliases"] = tuple(data.get("aliases", ()))
+        data["pools"] = tuple(data.get("pools", ()))
         return cls(**data)
 
 
@@ -82,13 +87,19 @@ class ResidentRecord(_Record):
     """One model on one worker."""
 
     state: str
-    """Lower-case ModelState: cold, fetching, loading, ready, draining, failed."""
+    """Lower-case ModelState: cold, fetching, host, loading, ready (active ones too), draining, failed."""
     generation: int = 0
     info_digest: str = ""
     """Key of the ModelInfoRecord; empty until loaded."""
     bytes_done: int = 0
     bytes_total: int = 0
     error: str = ""
+    num_bytes: int = 0
+    """Weights and KV in memory now."""
+    epoch: int = 0
+    """Grows whenever the model's caches on this worker become void: at each unload and clear."""
+    eta_s: float = 0.0
+    """Seconds left of the load under way; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,10 @@ class WorkerRecord(_Record):
     pool: str = "default"
     num_running: int = 0
     num_waiting: int = 0
+    num_known: int = 0
+    """Models it knows and does not hold: a request brings them up. They are not in `models`."""
+    budget_bytes: int = 0
+    used_bytes: int = 0
 
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> WorkerRecord:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from naru_router.adapters.dispatcher import Dispatcher, DispatchSettings
+from naru_router.adapters.facts import ModelFacts
 from naru_router.adapters.fleet import Fleet
 from naru_router.adapters.gate import Gate
 from naru_router.adapters.grpc_server import GrpcServer, InferenceService
@@ -22,6 +23,7 @@ from naru_router.adapters.jobs import JobMaker
 from naru_router.adapters.metrics import Metrics
 from naru_router.adapters.registry import RegistryReader
 from naru_router.adapters.templates import TemplateLimits, TemplateRenderer
+from naru_router.core.holding import RingSettings
 from naru_router.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)
@@ -63,13 +65,13 @@ class App:
     ) -> None:
         self.fleet = fleet
         self.registry = registry
+        self.dispatcher = dispatcher
         self.gate = gate
         self.http_port = 0
         self.grpc_port = 0
         self._settings = settings
         self._http = http
         self._grpc = grpc
-        self._dispatcher = dispatcher
         self._renderer = renderer
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -106,7 +108,7 @@ class App:
         await self._grpc.set_serving(False)
         if not await self.gate.wait_idle(self._settings.drain_timeout_s):
             logger.warning("%d requests are ended at the drain deadline", self.gate.num_inside)
-            self._dispatcher.shut_down()
+            self.dispatcher.shut_down()
             await self.gate.wait_idle(STOP_GRACE_S)
 
     async def stop(self) -> None:
@@ -133,11 +135,12 @@ def build(settings: Settings) -> App:
         )
     except ValueError as exc:
         raise SettingsError(f"redis_url cannot be used: {exc}; it must be like redis://host:6379/0") from exc
-    placing = DispatchSettings(settings.model_wait_s, settings.load_factor, settings.num_virtual_nodes)
+    ring = RingSettings(settings.load_factor, settings.num_virtual_nodes)
+    placing = DispatchSettings(settings.model_wait_s, ring, settings.max_waiting_per_model)
     dispatcher = Dispatcher(fleet, placing, metrics, refresh=registry.refresh)
     limits = TemplateLimits(settings.template_max_steps, settings.template_max_chars, settings.template_timeout_s)
     renderer = TemplateRenderer(limits)
-    jobs = JobMaker(fleet, dispatcher, renderer, metrics)
+    jobs = JobMaker(fleet, ModelFacts(fleet, dispatcher, refresh=registry.refresh), renderer, metrics)
     edge = Edge(jobs, dispatcher, gate, metrics, settings.max_body_bytes)
     application = build_application(edge, Pages(fleet, registry, gate, metrics))
     config = uvicorn.Config(

@@ -39,7 +39,9 @@ class Settings:
     """Seconds between readings of the route map when no change is announced; with the lease's 3 s it bounds how long
     a dead worker stays in the map."""
     model_wait_s: float = 30.0
-    """Most seconds a request waits for a model that is loading; then 503."""
+    """Most seconds a request waits for a model to be loaded, here or on a worker; then 503."""
+    max_waiting_per_model: int = 1024
+    """Most requests that wait for one model to be loaded; more are refused with 429."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body."""
     load_factor: float = 1.25
@@ -71,7 +73,7 @@ class Settings:
             _require(name, getattr(self, name), 0.01 <= getattr(self, name) <= 3600, "in [0.01, 3600]")
         for name in ("model_wait_s", "drain_timeout_s"):
             _require(name, getattr(self, name), 0 <= getattr(self, name) <= 86400, "in [0, 86400]")
-        for name in ("max_body_bytes", "template_max_steps", "template_max_chars"):
+        for name in ("max_waiting_per_model", "max_body_bytes", "template_max_steps", "template_max_chars"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
         _require("load_factor", self.load_factor, 1.0 <= self.load_factor <= 1000.0, "in [1, 1000]")
         _require("num_virtual_nodes", self.num_virtual_nodes, 1 <= self.num_virtual_nodes <= 4096, "in [1, 4096]")

@@ -13,6 +13,7 @@ from naru_proto import names
 from naru_proto.registry import ResidentRecord, WorkerRecord
 from naru_proto.v1 import worker_pb2, worker_pb2_grpc
 
+COLD = worker_pb2.MODEL_STATE_COLD
 READY = worker_pb2.MODEL_STATE_READY
 FETCHING = worker_pb2.MODEL_STATE_FETCHING
 
@@ -23,6 +24,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def __init__(self, worker_id: str, redis_url: str) -> None:
         self.worker_id = worker_id
         self.models: dict[str, ResidentRecord] = {}
+        self.known: set[str] = set()
+        """Told of, and not in `models`: no lease shows them."""
+        self.newest: dict[str, int] = {}
+        """Model to the newest generation seen; older ones are refused."""
+        self.is_mute = False
+        """Explains nothing, ever."""
         self.loads: list[worker_pb2.LoadRequest] = []
         self.unloads: list[worker_pb2.UnloadRequest] = []
         self.may_end = asyncio.Event()
@@ -36,11 +43,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Load(self, request: worker_pb2.LoadRequest, context: Any) -> AsyncIterator[worker_pb2.LoadProgress]:
         """Progress, then the end that the test wants."""
         self.loads.append(request)
+        await self._refuse_stale(request.model, request.generation, context)
+        if request.tier == worker_pb2.TIER_COLD and self.abort is None and self.error is None:
+            self.known.add(request.model)
+            yield worker_pb2.LoadProgress(state=COLD)
+            return
         yield worker_pb2.LoadProgress(state=FETCHING, bytes_done=1, bytes_total=2, detail="half")
         await self.may_end.wait()
         if self.abort is not None:
             status, detail, code = self.abort
-            await context.abort(status, detail, (("naru-error-code", code),) if code else ())
+            await context.abort(status, detail, ((names.METADATA_ERROR_CODE, code),) if code else ())
         if self.error is not None:
             yield worker_pb2.LoadProgress(state=worker_pb2.MODEL_STATE_FAILED, error=self.error)
             return
@@ -50,8 +62,31 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Unload(self, request: worker_pb2.UnloadRequest, context: Any) -> worker_pb2.UnloadReply:
         """Forgets the model."""
         self.unloads.append(request)
+        await self._refuse_stale(request.model, request.generation, context)
         self.models.pop(request.model, None)
+        self.known.discard(request.model)
         return worker_pb2.UnloadReply()
+
+    async def Explain(self, request: worker_pb2.ExplainRequest, context: Any) -> worker_pb2.ExplainReply:
+        """Two sentences."""
+        if self.is_mute:
+            await asyncio.Event().wait()
+        if request.model in self.models:
+            state = f"MODEL_STATE_{self.models[request.model].state.upper()}"
+            return worker_pb2.ExplainReply(state=state, reasons=["It is used.", "It was loaded for a request."])
+        if request.model in self.known:
+            return worker_pb2.ExplainReply(state=COLD, reasons=["Nobody has asked for it."])
+        code = (names.METADATA_ERROR_CODE, "model_not_found")
+        await context.abort(grpc.StatusCode.NOT_FOUND, "no such model here", (code,))
+        raise AssertionError("abort raises")
+
+    async def _refuse_stale(self, model: str, generation: int, context: Any) -> None:
+        newest = self.newest.get(model, 0)
+        if generation < newest:
+            code = (names.METADATA_ERROR_CODE, "stale_command")
+            seen = (names.METADATA_GENERATION, str(newest))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a newer command was seen", (code, seen))
+        self.newest[model] = generation
 
     async def start(self) -> None:
         """Serves and takes a lease."""

@@ -79,15 +79,19 @@ class Rig:
         epoch: str = "e1",
         draining: bool = False,
         error: str = "",
+        generation: int = 1,
+        eta_s: float = 0.0,
+        pool: str = "default",
+        num_known: int = 0,
     ) -> None:
         facts = facts or info()
         digest = facts.digest() if state == "ready" else ""
         await self.board.set(names.key_model_info(facts.digest()), facts.to_json())
-        resident = ResidentRecord(state=state, info_digest=digest, error=error)
+        resident = ResidentRecord(state, generation, digest, error=error, eta_s=eta_s)
         port = self.workers[worker_id].port if worker_id in self.workers else 1
-        record = WorkerRecord(
-            worker_id, f"127.0.0.1:{port}", epoch, {name: resident for name in models}, draining=draining
-        )
+        held = {name: resident for name in models}
+        address = f"127.0.0.1:{port}"
+        record = WorkerRecord(worker_id, address, epoch, held, draining=draining, pool=pool, num_known=num_known)
         await self.board.sadd(names.KEY_WORKERS, worker_id)
         await self.board.set(names.key_worker(worker_id), record.to_json(), px=int(lease_s * 1000))
         await self.board.publish(names.CHANNEL_CHANGES, f"worker:{worker_id}")

@@ -11,8 +11,8 @@ from naru_worker.core.sampling import SamplingParams
 BLOCK = 4
 
 
-def make_kv(num_blocks: int = 16, **options: bool) -> KVManager:
-    return KVManager(num_blocks, BLOCK, model_revision="rev", **options)
+def make_kv(num_blocks: int = 16, *, enable_prefix_caching: bool = True) -> KVManager:
+    return KVManager(num_blocks, BLOCK, model_revision="rev", enable_prefix_caching=enable_prefix_caching)
 
 
 def sequences(prompt: range | list[int], n: int = 1, adapter: str = "", cache_salt: bytes = b"") -> list[Sequence]:

@@ -1,11 +1,14 @@
 """Any interleaving of arrival, fork, preemption, cancel, stop, failure and prefix hits in a tiny pool.
 
+The pool has all its memory, or is given it and gives it up at the whim of others.
+
 After each step all invariants of blocks and queues hold; at the end every request ended once, all blocks are back, and
 every choice that was left alone equals its solo run.
 """
 
 from __future__ import annotations
 
+from growth import Grants
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -32,6 +35,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([None, 1, 3, 50]),
         watermark_ratio=st.sampled_from([0.0, 0.1]),
         enable_prefix_caching=st.booleans(),
+        chunk_blocks=st.sampled_from([None, None, 2, 3, 5]),
+        floor_chunks=st.integers(1, 2),
     )
     def start(
         self,
@@ -43,7 +48,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk: int | None,
         watermark_ratio: float,
         enable_prefix_caching: bool,
+        chunk_blocks: int | None,
+        floor_chunks: int,
     ) -> None:
+        self.growth = None if chunk_blocks is None else Grants(chunk_blocks, floor_chunks)
         self.engine = PretendEngine(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -55,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=enable_prefix_caching,
             vocab_size=11,
             eos_token_ids=(3,),
+            growth=self.growth,
         )
         self.requests: list[Request] = []
         self.disturbed: set[Sequence] = set()
@@ -125,9 +134,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = self.engine.step(fails=True)
         self.disturbed.update(s for row in plan.rows for s in row.sequence.request.sequences)
 
+    @precondition(lambda self: self.growth is not None)
+    @rule(plenty=st.integers(0, 3), extra=st.integers(0, 3))
+    def memory_changes(self, plenty: int, extra: int) -> None:
+        assert self.growth is not None
+        self.growth.plenty, self.growth.most = plenty, plenty + extra
+
+    @precondition(lambda self: self.growth is not None)
+    @rule(num_chunks=st.integers(1, 3))
+    def shrink(self, num_chunks: int) -> None:
+        gone = self.engine.shrink(num_chunks)
+        assert 0 not in gone
+        assert len(gone) <= num_chunks
+
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
+        if self.growth is not None:
+            self.growth.plenty = self.growth.most = 100
         self.engine.drain()
         stats = self.engine.scheduler.kv_stats()
         assert (stats.num_used_blocks, stats.num_wasted_slots) == (0, 0)
@@ -138,7 +162,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_outcome(self, request: Request, sequence: Sequence) -> None:
         engine = self.engine
-        pool_tokens = engine.kv.num_usable_blocks * engine.kv.block_size
+        pool_tokens = engine.kv.max_usable_blocks * engine.kv.block_size
         length = min(engine.config.max_model_len, pool_tokens + 1)
         expected, reason = solo_outcome(engine.model, request, sequence.index, max_model_len=length, eos_token_ids=(3,))
         output = engine.tokens.get(sequence, [])

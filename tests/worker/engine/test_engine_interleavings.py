@@ -1,13 +1,21 @@
-"""Any interleaving of arrival, step, cancellation and fault: one end each, all blocks back, survivors as if alone."""
+"""Any interleaving of arrival, step, cancellation, fault and weights that are late, in memory that comes and goes.
+
+One end for each request, all blocks back, and survivors as if alone.
+"""
 
 from __future__ import annotations
+
+import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_model import ToyRunner, toy_engine
 
 from naru_worker.adapters.engine.deltas import SequenceDelta
-from naru_worker.adapters.ops.protocol import BatchInputs
+from naru_worker.adapters.memory.kv_space import KVSpace
+from naru_worker.adapters.memory.ledger import MemoryLedger
+from naru_worker.adapters.ops.protocol import BatchInputs, WeightsPending
+from naru_worker.core.kv_growth import KVLayout
 from naru_worker.core.request import Request, RequestId
 from naru_worker.core.sampling import SamplingParams
 
@@ -34,6 +42,9 @@ acts = st.lists(
         st.tuples(st.just("step"), st.integers(1, 4)),
         st.tuples(st.just("cancel"), st.integers(0, 9)),
         st.tuples(st.just("fault")),
+        st.tuples(st.just("late"), st.integers(1, 4)),
+        st.tuples(st.just("others"), st.integers(0, 8)),
+        st.tuples(st.just("trim"), st.integers(1, 8)),
     ),
     max_size=24,
 )
@@ -63,10 +74,34 @@ def fail_once(runner: ToyRunner) -> None:
     runner.before_step = fail
 
 
-@settings(max_examples=80, deadline=None)
-@given(acts)
-def test_every_request_ends_once_and_nothing_is_lost(script: list[tuple[object, ...]]) -> None:
-    engine, runner, scheduler = toy_engine(num_blocks=36, max_num_seqs=4, max_num_batched_tokens=24)
+def be_late(runner: ToyRunner, num_times: int) -> None:
+    """The weights are there after so many tries."""
+    left = itertools.count(num_times, -1)
+
+    def wait(batch: BatchInputs) -> None:
+        if next(left) > 0:
+            raise WeightsPending
+        runner.before_step = lambda batch: None
+
+    runner.before_step = wait
+
+
+@settings(max_examples=100, deadline=None)
+@given(acts, st.booleans())
+def test_every_request_ends_once_and_nothing_is_lost(script: list[tuple[object, ...]], grows: bool) -> None:
+    # Chunks of 3 blocks, a byte each; the budget has room for all of them while nobody else takes any.
+    ledger = MemoryLedger(39, soft_ratio=0.8)
+    layout = KVLayout(3, 3, 12, 2, 3)
+    assert ledger.book_kv("toy", layout.floor_bytes)
+    ticks = itertools.count()
+    engine, runner, scheduler = toy_engine(
+        num_blocks=36,
+        max_num_seqs=4,
+        max_num_batched_tokens=24,
+        clock=lambda: next(ticks) / 100,
+        make_space=(lambda runner: KVSpace("toy", ledger, runner, layout)) if grows else None,
+        memory_wait_s=1e9,
+    )
     outbox: list[SequenceDelta] = []
     submitted: list[tuple[str, dict[str, object]]] = []
     cancelled: set[str] = set()
@@ -82,10 +117,21 @@ def test_every_request_ends_once_and_nothing_is_lost(script: list[tuple[object, 
         elif act[0] == "cancel":
             cancelled.add(str(act[1]))
             engine.cancel(RequestId(str(act[1])), None, outbox)
+        elif act[0] == "late":
+            be_late(runner, int(str(act[1])))
+        elif act[0] == "others":
+            ledger.unbook("others")
+            ledger.book("others", 3 * int(str(act[1])))
+        elif act[0] == "trim":
+            engine.trim_kv(3 * int(str(act[1])))
         else:
             fail_once(runner)
-        scheduler.check()
-    while engine.has_work:
+        if engine._held is None:  # the invariants of blocks are those between two steps
+            scheduler.check()
+        if grows:
+            assert ledger.kv_bytes("toy") == engine.kv_committed_bytes == engine.stats.kv_committed_bytes
+    ledger.unbook("others")
+    while engine.has_work or engine.wake_s is not None:
         engine.step(outbox)
     assert engine.kv_stats().num_used_blocks == 0
     assert scheduler.num_requests == 0

@@ -13,7 +13,7 @@ from naru_proto.errors import ContextLengthExceeded, InvalidRequest, LoadError
 from naru_worker.adapters import machine
 from naru_worker.core.memory_plan import MemoryNeed, MemoryWish, plan_memory
 from naru_worker.core.request_limits import RequestLimits, check_prompt_text, resolve_params
-from naru_worker.core.residency import Desired, LoadOptions, ModelSpec, ask_load, ask_unload
+from naru_worker.core.residency import LoadOptions
 from naru_worker.core.sampling import SamplingParams
 
 NEED = MemoryNeed(weight_bytes=1000, kv_block_bytes=10, block_size=16, max_position_embeddings=2048)
@@ -35,11 +35,11 @@ def test_no_more_blocks_than_all_sequences_could_fill() -> None:
     plan = plan_memory("m", NEED, WISH, 10**9)
     assert plan.num_blocks == 4 * 128 + 1
     assert plan.max_model_len == 2048
-    assert plan.total_bytes == 1000 + plan.num_blocks * 10
+    assert plan.kv_bytes == plan.num_blocks * 10
     assert plan.reason == ""
 
 
-def test_a_default_cache_shrinks_to_what_is_left_and_the_context_with_it() -> None:
+def test_a_default_cache_shrinks_to_what_the_budget_allows_and_the_context_with_it() -> None:
     plan = plan_memory("m", NEED, WISH, 1000 + 41 * 10)
     assert (plan.num_blocks, plan.max_model_len) == (41, 640)
     assert "640" in plan.reason
@@ -49,16 +49,18 @@ def test_a_default_cache_shrinks_to_what_is_left_and_the_context_with_it() -> No
 @pytest.mark.parametrize(
     ("asked", "free", "words"),
     [
-        (wish(), 999, ("1,000", "are free")),
-        (wish(), 1000 + 10, ("are free",)),
-        (wish(kv_cache_bytes=5000), 5999, ("are free",)),
+        (wish(), 999, ("1,000", "whole budget")),
+        (wish(), 1000 + 10, ("whole budget",)),
+        (wish(kv_cache_bytes=5000), 5999, ("whole budget",)),
         (wish(kv_cache_bytes=100), 10**6, ("kv_cache_bytes is 100", "512 tokens")),
         (wish(kv_cache_bytes=1000, max_model_len=2048), 10**6, ("kv_cache_bytes is 1000", "2048")),
-        (wish(max_model_len=2048), 1000 + 100 * 10, ("are free",)),
+        (wish(max_model_len=2048), 1000 + 100 * 10, ("whole budget",)),
         (wish(max_model_len=4096), 10**9, ("max_model_len is 4096", "2048")),
     ],
 )
-def test_what_does_not_fit_is_refused_with_need_and_free(asked: MemoryWish, free: int, words: tuple[str, ...]) -> None:
+def test_what_does_not_fit_is_refused_with_need_and_budget(
+    asked: MemoryWish, free: int, words: tuple[str, ...]
+) -> None:
     with pytest.raises(LoadError) as caught:
         plan_memory("m", MemoryNeed(10**9, 10, 16, 2048) if words[0] == "1,000" else NEED, asked, free)
     for word in words:
@@ -74,7 +76,7 @@ def test_what_does_not_fit_is_refused_with_need_and_free(asked: MemoryWish, free
     st.one_of(st.none(), st.integers(1, 10**8)),
     st.one_of(st.none(), st.integers(1, 10**5)),
 )
-def test_a_plan_never_takes_more_than_is_free_and_holds_one_whole_sequence(
+def test_a_plan_never_takes_more_than_the_budget_and_holds_one_whole_sequence(
     weights: int, block: int, size: int, context: int, free: int, kv: int | None, length: int | None
 ) -> None:
     need = MemoryNeed(weights, block, size, context)
@@ -82,27 +84,10 @@ def test_a_plan_never_takes_more_than_is_free_and_holds_one_whole_sequence(
         plan = plan_memory("m", need, wish(kv_cache_bytes=kv, max_model_len=length), free)
     except LoadError:
         return
-    assert plan.total_bytes <= free
+    assert weights + plan.kv_bytes <= free
     assert (plan.num_blocks - 1) * size >= plan.max_model_len > 0
     assert length is None or plan.max_model_len == length
     assert kv is None or plan.kv_bytes <= kv
-
-
-SPEC, OTHER = ModelSpec("file:///a"), ModelSpec("file:///b")
-
-
-def test_generations_only_go_forward() -> None:
-    first = ask_load("m", None, 3, SPEC)
-    assert first == Desired(3, SPEC)
-    assert ask_load("m", first, 3, SPEC) == first
-    assert ask_load("m", first, 4, OTHER) == Desired(4, OTHER)
-    assert ask_unload("m", first, 3) == Desired(3, None)
-    assert ask_load("m", Desired(3, None), 3, OTHER) == Desired(3, OTHER)
-    for last, generation, spec in ((first, 2, SPEC), (first, 3, OTHER), (Desired(3, None), 2, SPEC)):
-        with pytest.raises(InvalidRequest, match="3"):
-            ask_load("m", last, generation, spec)
-    with pytest.raises(InvalidRequest, match="3"):
-        ask_unload("m", first, 2)
 
 
 def test_options_must_be_positive() -> None:

@@ -14,6 +14,7 @@ from native_models import random_tensor
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.cpu_batch import address
+from naru_worker.adapters.ops.cpu_device import open_device
 from naru_worker.adapters.ops.cpu_pack import matrix_bytes, pack_matrix
 from naru_worker.adapters.ops.native_lib import ModelSpec, load_variant
 from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
@@ -52,7 +53,7 @@ def packed(
         rotary_dim=0,
         rope_factor=1.0,
     )
-    model = library.naru_model_new(ctypes.byref(spec), None)
+    model = library.naru_model_new(open_device(threads, variant).handle, ctypes.byref(spec), None)
     assert model
     try:
         matrix = pack_matrix(library, model, parts, biases)

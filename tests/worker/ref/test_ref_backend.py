@@ -14,6 +14,7 @@ from batches import all_logits, batch_of, greedy, lanes_for
 from gguf_builder import model_file
 from tiny_models import TinySpec, weights_of
 
+from naru_proto.errors import InternalError
 from naru_worker.adapters.ops.protocol import RunnerOptions
 from naru_worker.adapters.weights.opening import open_checkpoint
 
@@ -59,6 +60,17 @@ def test_a_copied_block_is_the_block(runner: Any) -> None:
         copies=np.array([[lane.blocks[1], copy]], np.int32),
     )
     assert int(runner.logits(moved)[0].argmax()) == expected[0][0]
+
+
+def test_released_blocks_are_empty_and_serve_again(runner: Any) -> None:
+    clean = all_logits(runner, IDS)
+    runner._ops.cache.fill_(1.0)
+    runner.release_blocks(2, 5)
+    assert not runner._ops.cache[:, :, 2:7].any()
+    assert runner._ops.cache[:, :, [1, 7]].all()
+    assert np.array_equal(all_logits(runner, IDS), clean)
+    with pytest.raises(InternalError, match="outside the 64"):
+        runner.release_blocks(60, 5)
 
 
 def test_half_precision_keys_stay_close(tiny_model: Callable[[TinySpec], Path]) -> None:

@@ -99,7 +99,10 @@ async def test_changes_are_told_to_subscribers_and_shown_at_once(redis_server: R
         assert ready.models["toy"].generation == 4
         await worker.stub.Unload(worker_pb2.UnloadRequest(model="toy", generation=5))
         gone = await until(redis_server, "gone", lambda r: not r.models)
-        assert gone.epoch != ready.epoch
+        assert gone.epoch == ready.epoch, "the worker is the same one"
+        await worker.load(generation=6)
+        again = await until(redis_server, "again", lambda r: bool(r.models) and r.models["toy"].state == "ready")
+        assert again.models["toy"].epoch > ready.models["toy"].epoch
         await worker.stub.Drain(worker_pb2.DrainRequest())
         await until(redis_server, "draining", lambda r: r.draining)
     messages = []
@@ -108,6 +111,30 @@ async def test_changes_are_told_to_subscribers_and_shown_at_once(redis_server: R
     assert set(messages) == {"worker:w"}
     assert len(messages) >= 5
     heard.close()
+
+
+async def test_what_happens_to_models_is_told_in_the_stream_of_events(redis_server: RedisServer) -> None:
+    async with running_worker(None, settings(redis_server)) as worker:
+        await worker.load()
+        await worker.stub.Unload(worker_pb2.UnloadRequest(model="toy"))
+        told: list[dict[str, str]] = []
+
+        def is_whole() -> bool:
+            entries: Any = redis_server.client.xrange(names.KEY_EVENTS)
+            told[:] = [fields for _, fields in entries]
+            return bool(told) and told[-1]["to"] == "cold"
+
+        await eventually(is_whole, "the end is not told")
+        assert [(e["from"], e["to"]) for e in told] == [
+            ("cold", "fetching"),
+            ("fetching", "loading"),
+            ("loading", "ready"),
+            ("ready", "draining"),
+            ("draining", "cold"),
+        ]
+        assert {(e["worker"], e["model"]) for e in told} == {("w", "toy")}
+        assert all(e["reason"] and int(e["at_ms"]) > 0 and e["epoch"] for e in told)
+        await eventually(lambda: not worker.app.hub.changes, "told events are kept")
 
 
 async def test_a_failed_load_shows_its_reason(redis_server: RedisServer) -> None:

@@ -189,16 +189,16 @@ async def test_loads_that_make_no_sense_are_refused(request_: worker_pb2.LoadReq
                 pass
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert param in (caught.value.details() or "")
-        assert worker.loader.opened == []
+        assert worker.loader.prepared == []
 
 
-async def test_a_request_to_a_model_that_loads_is_told_so() -> None:
+async def test_a_request_for_a_model_that_loads_waits_for_it() -> None:
     loader = ToyLoader(opening={"toy://a": (gate := threading.Event())})
     async with running_worker(loader) as worker:
         load = asyncio.create_task(worker.load())
-        await eventually(lambda: bool(loader.opened), "no load began")
-        (delta,) = await worker.generate(ask("r"))
-        assert (delta.error.code, delta.error.retryable) == ("service_unavailable", True)
+        await eventually(lambda: bool(loader.prepared), "no load began")
+        held = asyncio.create_task(worker.generate(ask("r")))
+        await eventually(lambda: worker.app.board.num_held("toy") == 1, "it is not held")
         gate.set()
         await load
-        assert (await worker.generate(ask("r")))[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH
+        assert (await held)[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH

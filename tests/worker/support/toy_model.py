@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from naru_worker.adapters.engine.engine import ModelEngine
 from naru_worker.adapters.engine.token_table import TokenTable
+from naru_worker.adapters.memory.kv_space import KVSpace
 from naru_worker.adapters.ops.protocol import (
     BatchInputs,
     FloatArray,
@@ -56,8 +57,10 @@ class ToyRunner:
     """Keeps the tokens themselves as keys. `before_step` may block or raise, in place of a fault."""
 
     weight_bytes = 1000
+    max_wait_s = 0.0
 
     def __init__(self, options: RunnerOptions, revision: str = "") -> None:
+        self.options = options
         self.kv = KVConfig(1, 1, 1, options.block_size, options.num_blocks)
         self.kv_bytes = options.num_blocks * options.block_size
         self.revision = revision
@@ -65,6 +68,8 @@ class ToyRunner:
         self.cache = np.full(options.num_blocks * options.block_size, -7, np.int32)
         self.before_step: Callable[[BatchInputs], None] = lambda batch: None
         self.is_closed = False
+        self.released: list[tuple[int, int]] = []
+        """(first, count) of blocks given back."""
         self.num_steps = 0
         self.threads: set[int] = set()
 
@@ -84,6 +89,14 @@ class ToyRunner:
         self.cache[batch.slots] = batch.token_ids
         rows = [self._context(batch, row) for row in batch.logits_rows.tolist()]
         return np.array([self._row(context) for context in rows], np.float32).reshape(len(rows), VOCAB_SIZE)
+
+    def release_blocks(self, first_block: int, num_blocks: int) -> None:
+        assert not self.is_closed, "a closed runner was asked"
+        assert first_block > 0, "the null block stays"
+        assert 0 < num_blocks <= self.kv.num_blocks - first_block
+        size = self.kv.block_size
+        self.cache[first_block * size : (first_block + num_blocks) * size] = -7
+        self.released.append((first_block, num_blocks))
 
     def close(self) -> None:
         self.is_closed = True
@@ -156,13 +169,23 @@ def toy_engine(
     enable_prefix_caching: bool = True,
     clock: Callable[[], float] = lambda: 0.0,
     revision: str = "",
+    make_space: Callable[[ToyRunner], KVSpace] | None = None,
+    memory_wait_s: float = 10.0,
 ) -> tuple[ModelEngine, ToyRunner, Scheduler]:
-    """An engine over a toy model, and its parts."""
+    """An engine over a toy model, and its parts. `make_space`: its KV cache grows there; else it is all there."""
     options = RunnerOptions(block_size, num_blocks, max_num_batched_tokens, max_num_seqs, max_model_len)
-    kv = KVManager(num_blocks, block_size, model_revision=f"toy{revision}", enable_prefix_caching=enable_prefix_caching)
+    runner = ToyRunner(options, revision)
+    space = None if make_space is None else make_space(runner)
+    kv = KVManager(
+        num_blocks,
+        block_size,
+        model_revision=f"toy{revision}",
+        enable_prefix_caching=enable_prefix_caching,
+        growth=space,
+    )
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, (EOS,), vocab_size=VOCAB_SIZE), kv
     )
-    runner = ToyRunner(options, revision)
-    engine = ModelEngine(scheduler, runner, options, TokenTable(ToyTokenizer()), NUM_TOKENS, clock)
+    tokens = TokenTable(ToyTokenizer())
+    engine = ModelEngine(scheduler, runner, options, tokens, NUM_TOKENS, clock, space, memory_wait_s)
     return engine, runner, scheduler

@@ -17,16 +17,19 @@ from naru_proto.registry import ModelInfoRecord
 from naru_proto.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
 from naru_worker.adapters.engine.engine import ModelEngine
 from naru_worker.adapters.engine.loaded import LoadedModel, ModelFacts
+from naru_worker.adapters.engine.loader import ImageUsage, Interrupted
 from naru_worker.adapters.engine.resident import Progress
 from naru_worker.adapters.engine.token_table import TokenTable
 from naru_worker.app import WorkerApp, build
-from naru_worker.core.memory_plan import MemoryNeed, MemoryPlan, MemoryWish
+from naru_worker.core.hub.model import Footprint
+from naru_worker.core.memory_plan import MemoryNeed, MemoryWish, plan_memory
 from naru_worker.core.request_limits import RequestLimits
 from naru_worker.core.residency import ModelSpec, ModelState
 from naru_worker.settings import (
     EngineSettings,
     MemorySettings,
     RegistrySettings,
+    ResidencySettings,
     ServerSettings,
     WorkerSettings,
 )
@@ -45,22 +48,40 @@ class ToyLoader:
     num_blocks: int = 257
     max_num_seqs: int = 64
     max_model_len: int = 256
+    budget_bytes: int = 10**6
     opening: dict[str, threading.Event] = field(default_factory=dict)
-    """By URI: `open` waits for it, reporting progress meanwhile."""
+    """By URI: `prepare` waits for it, reporting progress meanwhile."""
     building: dict[str, threading.Event] = field(default_factory=dict)
-    """By URI: `build` waits for it."""
+    """By URI: `load` waits for it."""
     errors: dict[str, Exception] = field(default_factory=dict)
-    """By URI: what `open` raises."""
+    """By URI: what `prepare` raises."""
+    load_errors: dict[str, Exception] = field(default_factory=dict)
+    """By URI: what `load` raises."""
     weight_bytes: dict[str, int] = field(default_factory=dict)
-    opened: list[str] = field(default_factory=list)
+    stubborn: set[str] = field(default_factory=set)
+    """URIs whose `load` does not listen when it is told to stop."""
+    unreturned: dict[str, int] = field(default_factory=dict)
+    """By URI: bytes that the kernel still shows after an unload."""
+    prepared: list[str] = field(default_factory=list)
     built: list[str] = field(default_factory=list)
+    is_closed: bool = False
     released: list[str] = field(default_factory=list)
+    hosted: list[str] = field(default_factory=list)
+    """URIs raised to host memory by an operation of their own."""
     closed: list[str] = field(default_factory=list)
     runners: dict[str, ToyRunner] = field(default_factory=dict)
     """By model name: the newest."""
 
-    def open(self, name: str, spec: ModelSpec, on_progress: Callable[[Progress], None]) -> ToyOpened:
-        self.opened.append(spec.uri)
+    def image_usage(self) -> ImageUsage:
+        return ImageUsage(1000, 10)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def prepare(
+        self, name: str, spec: ModelSpec, on_progress: Callable[[Progress], None], should_stop: threading.Event
+    ) -> ToyPrepared:
+        self.prepared.append(spec.uri)
         gate = self.opening.get(spec.uri)
         deadline = time.monotonic() + DEADLINE_S
         done = 0
@@ -70,35 +91,63 @@ class ToyLoader:
             on_progress(Progress(ModelState.FETCHING, done, 1000))
         if spec.uri in self.errors:
             raise self.errors[spec.uri]
-        return ToyOpened(self, name, spec)
+        return ToyPrepared(self, name, spec)
 
 
-class ToyOpened:
-    """An opened toy model."""
+class ToyPrepared:
+    """A toy model on disk."""
 
     def __init__(self, loader: ToyLoader, name: str, spec: ModelSpec) -> None:
         self._loader = loader
         self._name = name
         self._spec = spec
-        self.need = MemoryNeed(
-            loader.weight_bytes.get(spec.uri, WEIGHT_BYTES), BLOCK_BYTES, BLOCK_SIZE, loader.max_model_len
-        )
-        self.wish = MemoryWish(
+        self.detail = ""
+        weight_bytes = loader.weight_bytes.get(spec.uri, WEIGHT_BYTES)
+        need = MemoryNeed(weight_bytes, BLOCK_BYTES, BLOCK_SIZE, loader.max_model_len)
+        wish = MemoryWish(
             spec.options.max_num_seqs or loader.max_num_seqs,
             spec.options.max_model_len,
             spec.options.kv_cache_bytes,
             loader.num_blocks * BLOCK_BYTES,
         )
+        self.plan = plan_memory(name, need, wish, loader.budget_bytes)
+        self.max_num_seqs = wish.max_num_seqs
+        self.footprint = Footprint(spec.uri, weight_bytes, self.plan.kv_bytes, 0)
 
-    def build(self, plan: MemoryPlan) -> LoadedModel:
-        loader, uri = self._loader, self._spec.uri
+    def is_current(self) -> bool:
+        return self._spec.uri not in self._loader.errors
+
+    def open(self) -> ToyHosted:
+        return ToyHosted(self._loader, self._name, self._spec.uri, self)
+
+
+class ToyHosted:
+    """A toy model in host memory."""
+
+    def __init__(self, loader: ToyLoader, name: str, uri: str, prepared: ToyPrepared) -> None:
+        self._loader = loader
+        self._name = name
+        self._uri = uri
+        self._prepared = prepared
+
+    def make_present(self, should_stop: threading.Event) -> None:
+        self._loader.hosted.append(self._uri)
+
+    def load(self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event) -> LoadedModel:
+        loader, uri, plan = self._loader, self._uri, self._prepared.plan
         gate = loader.building.get(uri)
-        assert gate is None or gate.wait(DEADLINE_S)
+        deadline = time.monotonic() + DEADLINE_S
+        while gate is not None and not gate.wait(0.01):
+            assert time.monotonic() < deadline, "nobody opened the gate"
+            if should_stop.is_set() and uri not in loader.stubborn:
+                raise Interrupted
+        if uri in loader.load_errors:
+            raise loader.load_errors[uri]
         loader.built.append(uri)
         engine, runner, _ = toy_engine(
             plan.num_blocks,
             block_size=BLOCK_SIZE,
-            max_num_seqs=self.wish.max_num_seqs,
+            max_num_seqs=self._prepared.max_num_seqs,
             max_model_len=plan.max_model_len,
             clock=time.monotonic,
             revision=uri,
@@ -119,7 +168,7 @@ class ToyOpened:
             ModelFacts(
                 ModelInfoRecord("toy", plan.max_model_len, VOCAB_SIZE, "{{ messages }}", "", "<eos>"),
                 f"digest of {uri}",
-                WEIGHT_BYTES,
+                self._prepared.footprint.weight_bytes,
                 plan.kv_bytes,
                 BLOCK_BYTES // BLOCK_SIZE,
                 BLOCK_SIZE,
@@ -128,8 +177,9 @@ class ToyOpened:
             release,
         )
 
-    def close(self) -> None:
-        self._loader.closed.append(self._spec.uri)
+    def close(self) -> int:
+        self._loader.closed.append(self._uri)
+        return self._loader.unreturned.get(self._uri, 0)
 
 
 def toy_settings(**server: Any) -> WorkerSettings:
@@ -139,7 +189,8 @@ def toy_settings(**server: Any) -> WorkerSettings:
             **{"worker_id": "w", "listen": "127.0.0.1:0", "metrics_listen": "off", "drain_timeout_s": 5.0, **server}
         ),
         engine=EngineSettings(backend="ref", step_timeout_s=30.0),
-        memory=MemorySettings(memory_budget_bytes=10**6),
+        memory=MemorySettings(memory_budget_bytes=10**6, host_budget_bytes=0, high_watermark=1.0, low_watermark=1.0),
+        residency=ResidencySettings(load_guard=0.0),
         registry=RegistrySettings(),
     )
 
@@ -164,7 +215,7 @@ class RunningWorker:
 
     def engine(self, name: str = "toy") -> ModelEngine:
         """The engine of a loaded model."""
-        engine = self.app.host.serving(name).engine
+        engine = self.app.hub.models_by_name()[name].engine
         assert isinstance(engine, ModelEngine)
         return engine
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,12 @@ async def spawn(*flags: str) -> asyncio.subprocess.Process:
 
 @contextlib.asynccontextmanager
 async def worker_process(*flags: str) -> AsyncIterator[WorkerProcess]:
-    """A started worker on free ports; killed at the end if it still lives."""
+    """A started worker on free ports, killed at the end if it lives. Images are its own, unless a flag says where."""
+    if "--image-dir" not in flags:
+        with tempfile.TemporaryDirectory() as images:
+            async with worker_process("--image-dir", images, *flags) as worker:
+                yield worker
+        return
     process = await spawn("--listen", "127.0.0.1:0", "--metrics-listen", "off", *flags)
     worker = WorkerProcess(process, "", [], grpc.aio.insecure_channel("127.0.0.1:1"), None)
     try:

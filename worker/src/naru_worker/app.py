@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +25,14 @@ from naru_proto.v1 import worker_pb2_grpc
 from naru_worker.adapters import machine
 from naru_worker.adapters.engine.backend import backend_isa
 from naru_worker.adapters.engine.deltas import Outbox
-from naru_worker.adapters.engine.host import ModelHost
+from naru_worker.adapters.engine.hub import ModelHub
 from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.loader import Loader
+from naru_worker.adapters.engine.loading_threads import LoadingThreads
 from naru_worker.adapters.engine.loop import EngineLoop
+from naru_worker.adapters.engine.operations import Operations
+from naru_worker.adapters.memory.bookings import Bookings
+from naru_worker.adapters.memory.ledger import MemoryLedger
 from naru_worker.adapters.metrics import MetricsServer, ModelSample, WorkerSample, ask_loop
 from naru_worker.adapters.registry import LeaseKeeper
 from naru_worker.adapters.server import describe
@@ -35,19 +40,28 @@ from naru_worker.adapters.server.board import RequestBoard
 from naru_worker.adapters.server.health import Health
 from naru_worker.adapters.server.identity import WorkerIdentity
 from naru_worker.adapters.server.servicer import WorkerServicer
+from naru_worker.core.hub.config import HubConfig
+from naru_worker.core.hub.events import Ask
+from naru_worker.core.hub.hub import Hub
 from naru_worker.core.residency import ModelSpec, ModelState
-from naru_worker.settings import WorkerSettings, split_address
+from naru_worker.settings import MemorySettings, WorkerSettings, split_address
 
 _log = logging.getLogger(__name__)
 
-BUDGET_SHARE = 0.8
-"""Of the memory this process may use, where no budget is set: the rest is for the process itself and the page cache."""
+BUDGET_SHARE, HOST_SHARE = 0.7, 0.1
+"""Of the memory this process may use, where no budget is set; the rest is for the process itself and the page cache."""
 FLUSH_TIMEOUT_S = 2.0
 """For last deltas to reach their readers at the end."""
 WATCH_INTERVAL_S = 1.0
 """Between two looks at the engine thread: a hung step has no event."""
 SWITCH_INTERVAL_S = 0.0005
 """The engine thread waits this long for the GIL when its native step is over and the server is busy; 5 ms is usual."""
+
+
+SPARE_THREADS = 2
+"""Unloads must not wait behind loads."""
+
+MakeLoader = Callable[[WorkerSettings, MemoryLedger], Loader]
 
 
 class StartError(Exception):
@@ -66,24 +80,35 @@ class _MachineMemory:
 class WorkerApp:
     """A built worker. Use `start`, then wait for `stopped` or call `shut_down`."""
 
-    def __init__(self, settings: WorkerSettings, loader: Loader, identity: WorkerIdentity) -> None:
+    def __init__(self, settings: WorkerSettings, make_loader: MakeLoader, identity: WorkerIdentity) -> None:
         """Must be called in the asyncio thread."""
         self._settings = settings
         self._identity = identity
         self._aio = asyncio.get_running_loop()
         self.loop = EngineLoop(self._publish, self._on_engine_death)
-        budget = settings.memory.memory_budget_bytes or int(BUDGET_SHARE * machine.memory_limit_bytes())
-        self.host = ModelHost(
-            loader, self.loop, _MachineMemory(), budget, self._drain_model, settings.server.load_timeout_s
+        ledger = MemoryLedger(budget_bytes(settings.memory), settings.memory.high_watermark)
+        operations = Operations(
+            make_loader(settings, ledger),
+            self.loop,
+            _MachineMemory(),
+            Bookings(ledger),
+            self._drain_model,
+            settings.server.load_timeout_s,
+            LoadingThreads(settings.residency.max_loads + settings.residency.max_fetches + SPARE_THREADS),
         )
+        self.hub = ModelHub(Hub(hub_config(settings)), operations, time.monotonic)
         self.board = RequestBoard(
             self.loop,
-            self.host,
+            self.hub,
             max_num_requests=settings.server.max_num_requests,
             max_message_bytes=settings.server.max_message_bytes,
+            hold_timeout_s=settings.server.hold_timeout_s,
         )
+        self.hub.attach(self.board)
         self.health = Health()
-        self._servicer = WorkerServicer(identity, self.board, self.host, self.loop, self.drain, settings.server)
+        self._servicer = WorkerServicer(
+            identity, self.board, self.hub, self.loop, self.drain, settings.server, settings.memory
+        )
         self.address = ""
         self.metrics_address = ""
         self.exit_code = 0
@@ -115,8 +140,8 @@ class WorkerApp:
         await self.health.set(is_serving=True)
         self._spawn(self._watch())
         if self._settings.registry.redis_url:
-            self._lease = LeaseKeeper(self._settings.registry, self._record, self._infos)
-            self.host.on_change = self._lease.poke
+            self._lease = LeaseKeeper(self._settings.registry, self._record, self._infos, self.hub.changes)
+            self.hub.on_change = self._lease.poke
             self._spawn(self._lease.run())
         for entry in server_settings.load:
             name, _, uri = entry.partition("=")
@@ -124,11 +149,11 @@ class WorkerApp:
 
     def drain(self) -> None:
         """Stops admission; running requests go on. At once, and as often as one likes."""
-        if self.host.is_draining:
+        if self.hub.is_draining:
             return
-        self.host.is_draining = True
+        self.hub.is_draining = True
         self._spawn(self.health.set(is_serving=False))
-        self.host.on_change()
+        self.hub.on_change()
 
     async def shut_down(self) -> int:
         """Drains, ends what does not finish in time, and gives everything back. Returns the exit code."""
@@ -140,7 +165,7 @@ class WorkerApp:
         if self._server is not None:
             await self._server.stop(FLUSH_TIMEOUT_S)
         if self.exit_code == 0:
-            await self.host.close(FLUSH_TIMEOUT_S)
+            await self.hub.close(FLUSH_TIMEOUT_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -222,13 +247,13 @@ class WorkerApp:
 
     # --- small parts ------------------------------------------------------------------------------------------------
 
-    async def _drain_model(self, model: LoadedModel, timeout_s: float) -> None:
+    async def _drain_model(self, model: LoadedModel, timeout_s: float | None) -> None:
         await self.board.drain(model, timeout_s)
 
     async def _load(self, name: str, uri: str) -> None:
         """A model named at start; a failure is told and kept, the worker serves on."""
         try:
-            async for progress in self.host.load(name, 0, ModelSpec(uri)):
+            async for progress in self.hub.load(Ask(name, 0, ModelSpec(uri))):
                 if progress.state is ModelState.READY:
                     print(f"naru-worker {self._identity.worker_id} loaded {name}", flush=True)
                 elif progress.error is not None:
@@ -237,27 +262,50 @@ class WorkerApp:
             _log.error("model %s did not load: %s", name, error.message)
 
     def _record(self) -> WorkerRecord:
-        load = describe.load_message(self.host)
+        load = describe.load_message(self.hub)
+        ledger = self.hub.operations.bookings.ledger
+        residents = self.hub.residents()
         return WorkerRecord(
             worker_id=self._identity.worker_id,
             address=self._settings.server.advertise or self.address,
-            epoch=self._identity.epoch(self.host.epoch),
-            models={r.name: describe.resident_record(r) for r in self.host.residents()},
-            draining=self.host.is_draining,
+            epoch=self._identity.epoch,
+            models={r.name: describe.resident_record(self.hub, r) for r in residents},
+            draining=self.hub.is_draining,
             pool=self._settings.registry.pool,
             num_running=load.num_running,
             num_waiting=load.num_waiting,
+            num_known=self.hub.num_known() - len(residents),
+            budget_bytes=ledger.budget_bytes,
+            used_bytes=ledger.budget_bytes - ledger.free_bytes(),
         )
 
     def _infos(self) -> list[ModelInfoRecord]:
-        return [model.facts.info for model in self.host.models()]
+        return [model.facts.info for model in self.hub.models()]
 
     async def _sample(self) -> WorkerSample:
         models = [
             ModelSample(model.name, model.engine.stats, await describe.kv_stats(self.loop, model))
-            for model in self.host.models()
+            for model in self.hub.models()
         ]
-        return WorkerSample(models, machine.rss_bytes(), self.health.is_serving)
+        memory = describe.memory_message(self.hub, 0.0, 0.0)
+        return WorkerSample(
+            models,
+            machine.rss_bytes(),
+            self.health.is_serving,
+            memory_bytes={
+                "weights": memory.weight_bytes,
+                "kv": memory.kv_bytes,
+                "workspace": memory.workspace_bytes,
+                "private": memory.private_bytes,
+                "unreturned": memory.unreturned_bytes,
+                "host": memory.host_bytes,
+            },
+            budget_bytes=memory.budget_bytes,
+            num_known_models=memory.num_known_models,
+            num_loads=memory.num_loads,
+            num_evictions=memory.num_evictions,
+            num_failed_loads=memory.num_failed_loads,
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._aio.create_task(work)
@@ -265,24 +313,56 @@ class WorkerApp:
         task.add_done_callback(self._tasks.discard)
 
 
-def build(settings: WorkerSettings, make_loader: Callable[[WorkerSettings, int], Loader] | None = None) -> WorkerApp:
-    """All parts of one worker process. `make_loader` takes (settings, threads that compute)."""
-    num_threads = settings.engine.num_threads or machine.usable_cores()
-    if make_loader is None:
-        make_loader = _disk_loader
+def build(settings: WorkerSettings, make_loader: MakeLoader | None = None) -> WorkerApp:
+    """All parts of one worker process."""
     identity = WorkerIdentity(
         worker_id=settings.server.worker_id or f"{socket.gethostname()}-{os.getpid()}",
         incarnation=secrets.token_hex(6),
         backend=settings.engine.backend,
         isa=backend_isa(settings.engine.backend),
-        num_threads=num_threads,
+        num_threads=num_threads(settings),
     )
-    return WorkerApp(settings, make_loader(settings, num_threads), identity)
+    return WorkerApp(settings, make_loader or _disk_loader, identity)
 
 
-def _disk_loader(settings: WorkerSettings, num_threads: int) -> Loader:
+def num_threads(settings: WorkerSettings) -> int:
+    """Threads that compute."""
+    return settings.engine.num_threads or machine.usable_cores()
+
+
+def budget_bytes(memory: MemorySettings) -> int:
+    """Bytes for loaded models."""
+    return memory.memory_budget_bytes or int(BUDGET_SHARE * machine.memory_limit_bytes())
+
+
+def hub_config(settings: WorkerSettings) -> HubConfig:
+    """The hub's limits."""
+    memory, residency = settings.memory, settings.residency
+    host_bytes = memory.host_budget_bytes
+    return HubConfig(
+        budget_bytes=budget_bytes(memory),
+        host_budget_bytes=int(HOST_SHARE * machine.memory_limit_bytes()) if host_bytes < 0 else host_bytes,
+        high_watermark=memory.high_watermark,
+        low_watermark=memory.low_watermark,
+        max_loads=residency.max_loads,
+        max_fetches=residency.max_fetches,
+        guard_loads=residency.load_guard,
+        fair_wait_s=residency.fair_wait_s,
+    )
+
+
+def _disk_loader(settings: WorkerSettings, ledger: MemoryLedger) -> Loader:
     """Imported late: numpy and the tokenizers library load while the server already starts."""
     from naru_worker.adapters.engine.loading import DiskLoader
+    from naru_worker.adapters.engine.wiring import EngineRoom
+    from naru_worker.adapters.fetch.cache import default_home
+    from naru_worker.adapters.images.store import ImageStore
 
-    home = Path(settings.server.home).expanduser() if settings.server.home else None
-    return DiskLoader(settings.engine, settings.memory, home, num_threads)
+    home = Path(settings.server.home).expanduser() if settings.server.home else default_home()
+    store = None
+    if settings.engine.backend == "cpu" and settings.images.image_budget_bytes != 0:
+        folder = Path(settings.images.image_dir).expanduser() if settings.images.image_dir else home / "images"
+        limit = settings.images.image_budget_bytes
+        store = ImageStore(folder, machine.image_budget_bytes(folder) if limit < 0 else limit)
+    room = EngineRoom(settings.engine, settings.memory, num_threads(settings), ledger)
+    return DiskLoader(room, home, store)

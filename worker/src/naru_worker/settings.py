@@ -67,7 +67,10 @@ class ServerSettings:
     load: tuple[str, ...] = ()
     """Models to load at start, each NAME=URI; loading runs beside the start of the server."""
     load_timeout_s: float = 3600.0
-    """Seconds a load may take, download included; then it has failed and its memory is given back."""
+    """Seconds that fetching and packing a model may take, and then again loading it; a load may name its own. After
+    that it has failed and its memory is given back."""
+    hold_timeout_s: float = 600.0
+    """Seconds a request may wait here for its model to come up."""
     log_level: LogLevel = "info"
     """Least important messages on standard error."""
     home: str = ""
@@ -82,6 +85,7 @@ class ServerSettings:
             split_address("advertise", self.advertise)
         _at_least("drain_timeout_s", self.drain_timeout_s, 0.0)
         _at_least("load_timeout_s", self.load_timeout_s, 0.001)
+        _at_least("hold_timeout_s", self.hold_timeout_s, 0.001)
         _at_least("max_message_bytes", self.max_message_bytes, 2**16)
         _at_least("max_num_requests", self.max_num_requests, 1)
         _at_least("max_unread_deltas", self.max_unread_deltas, 1)
@@ -128,17 +132,67 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
-    """What models may take, in bytes. Σ (weights + KV) of loaded and loading models never exceeds the budget."""
+    """What models may take, in bytes. All bookings of loaded and loading models together never exceed the budget."""
 
     memory_budget_bytes: int = 0
-    """Weights and KV of all models together. 0: 80 % of the smaller of the cgroup's limit and the host's memory."""
+    """Weights, KV and work space of all loaded models together. 0: 70 % of the smaller of the cgroup's limit and the
+    host's memory."""
+    host_budget_bytes: int = -1
+    """Weights of models that wait in host memory, beside the budget. -1: 10 % of the memory; 0: none wait there."""
     kv_cache_bytes: int = 512 * 2**20
-    """KV of one model when the load names none: 22 thousand tokens of a 135M model. Shrinks to what is left."""
+    """Most KV of one model when the load names none: 22 thousand tokens of a 135M model. It grows as it is needed."""
+    high_watermark: float = 0.80
+    """Share of the budget above which idle models leave, least valuable first."""
+    low_watermark: float = 0.70
+    """Share of the budget down to which they leave."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
         _at_least("memory_budget_bytes", self.memory_budget_bytes, 0)
+        _at_least("host_budget_bytes", self.host_budget_bytes, -1)
         _at_least("kv_cache_bytes", self.kv_cache_bytes, 1)
+        if not 0.0 < self.low_watermark <= self.high_watermark <= 1.0:
+            raise SettingsError(
+                f"low_watermark is {self.low_watermark} and high_watermark {self.high_watermark}; "
+                "they must be above 0, at most 1, and low not above high"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencySettings:
+    """How models come and go."""
+
+    max_loads: int = 2
+    """Models that are loaded at once; more wait, those with waiting requests first."""
+    max_fetches: int = 2
+    """Models that are downloaded and packed at once."""
+    load_guard: float = 1.0
+    """No model is evicted before so many times its own load time has passed since it: a guard against thrashing."""
+    fair_wait_s: float = 1.0
+    """When a load has waited so long for busy models, the least valuable of them takes no more requests, finishes what
+    it runs, and makes room."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        _at_least("max_loads", self.max_loads, 1)
+        _at_least("max_fetches", self.max_fetches, 1)
+        _at_least("load_guard", self.load_guard, 0.0)
+        _at_least("fair_wait_s", self.fair_wait_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """Packed images of models on this node's disk."""
+
+    image_dir: str = ""
+    """Folder of the images. Empty: images/ in the folder of fetched models."""
+    image_budget_bytes: int = -1
+    """Most bytes of all images; the least recently used go first. -1: half of what is free or images already; 0: models
+    are loaded from their files, unpacked, each time."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        _at_least("image_budget_bytes", self.image_budget_bytes, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +221,8 @@ class WorkerSettings:
     server: ServerSettings = ServerSettings()
     engine: EngineSettings = EngineSettings()
     memory: MemorySettings = MemorySettings()
+    residency: ResidencySettings = ResidencySettings()
+    images: ImageSettings = ImageSettings()
     registry: RegistrySettings = RegistrySettings()
 
     def __post_init__(self) -> None:

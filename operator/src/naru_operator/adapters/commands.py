@@ -6,15 +6,17 @@ A lease is renewed a few times a second at most; without this, a command would b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from naru_operator.adapters.worker_client import LoadReport, WorkerClient
-from naru_operator.core.local_plan import LoadModel, ObservedModel, UnloadModel
+from naru_operator.core.desired import Tier
+from naru_operator.core.local_plan import KNOWN, LoadModel, ObservedModel, UnloadModel
 from naru_proto import names
-from naru_proto.errors import NaruError, Unavailable
+from naru_proto.errors import NaruError, StaleCommand, Unavailable
 from naru_proto.registry import WorkerRecord
 
 _Work = Callable[[], Coroutine[None, None, str]]
@@ -22,6 +24,12 @@ _Work = Callable[[], Coroutine[None, None, str]]
 
 _RETRY_S = 0.5
 """A worker that does not answer is left alone for this long: its lease may outlive it by a while."""
+
+
+_RETRY_UNLOAD_S = 5.0
+"""Before an unload that a worker refused is tried again."""
+_MAX_TELLS = 32
+"""Models on demand that are made known at once: each is a short call, and there may be thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +57,36 @@ class Commands:
         self._closing: set[asyncio.Task[None]] = set()
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._outcomes: dict[tuple[str, str], _Outcome] = {}
+        self._known: dict[str, dict[str, tuple[str, int]]] = {}
+        """Worker id to model to the worker's epoch and the generation in which it was told of the model: a lease does
+        not show what a worker knows and does not hold.
+        """
+        self._refused: dict[str, int] = {}
+        self._tells = asyncio.Semaphore(_MAX_TELLS)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Model to the newest generation that a worker named when it refused a command as stale."""
+        return dict(self._refused)
 
     def load(self, command: LoadModel, worker: WorkerRecord) -> None:
         """Begins a load; what is under way for that model on that worker is given up."""
-        self._begin(command, "loading", lambda: self._load(command, worker))
+        is_told = command.residency.tier is Tier.COLD
+        self._begin(command, KNOWN if is_told else "loading", lambda: self._load(command, worker))
 
     def unload(self, command: UnloadModel, worker: WorkerRecord) -> None:
         """Begins an unload; what is under way for that model on that worker is given up."""
         self._begin(command, "draining", lambda: self._unload(command, worker))
 
     def observed(self, worker: WorkerRecord) -> dict[str, ObservedModel]:
-        """A worker's models as its lease has them, corrected by what is known to come of commands."""
+        """A worker's models as its lease has them, with those it knows, corrected by what will come of commands.
+
+        What a worker was told holds for its life, which its epoch names: a restarted one knows nothing.
+        """
         models = {name: ObservedModel(held.state, held.generation) for name, held in worker.models.items()}
+        for name, (epoch, generation) in self._known.get(worker.worker_id, {}).items():
+            if epoch == worker.epoch and (name not in models or models[name].state == "cold"):
+                models[name] = ObservedModel(KNOWN, generation)
         now_s = time.monotonic()
         for (worker_id, name), outcome in list(self._outcomes.items()):
             if worker_id != worker.worker_id:
@@ -74,6 +100,7 @@ class Commands:
     def forget(self, worker_id: str) -> None:
         """A worker's process ended: nothing that was known of its models holds for the next one."""
         self._outcomes = {key: outcome for key, outcome in self._outcomes.items() if key[0] != worker_id}
+        self._known.pop(worker_id, None)
 
     async def close(self) -> None:
         """Gives up everything under way."""
@@ -108,16 +135,28 @@ class Commands:
             retry = ObservedModel("loading", command.generation)
             self._outcomes[key] = _Outcome(retry, time.monotonic() + _RETRY_S)
         except NaruError as exc:
-            self._outcomes[key] = _Outcome(ObservedModel("failed", command.generation), math.inf)
+            if isinstance(exc, StaleCommand):
+                self._refused[command.model] = max(exc.newest_generation, self._refused.get(command.model, 0))
+            if isinstance(command, LoadModel):
+                self._outcomes[key] = _Outcome(ObservedModel("failed", command.generation), math.inf)
+            else:
+                later_s = time.monotonic() + _RETRY_UNLOAD_S
+                self._outcomes[key] = _Outcome(ObservedModel("draining", command.generation), later_s)
             self._on_failure(command, exc)
 
     async def _load(self, command: LoadModel, worker: WorkerRecord) -> str:
-        async for report in self._client(worker).load(command):
-            self._on_progress(command, report)
-        return "ready"
+        is_told = command.residency.tier is Tier.COLD
+        async with self._tells if is_told else contextlib.nullcontext():
+            async for report in self._client(worker).load(command):
+                self._on_progress(command, report)
+        if is_told:
+            self._on_progress(command, LoadReport(KNOWN, 0, 0, ""))
+        self._known.setdefault(command.worker_id, {})[command.model] = (worker.epoch, command.generation)
+        return KNOWN if is_told else "ready"
 
     async def _unload(self, command: UnloadModel, worker: WorkerRecord) -> str:
         await self._client(worker).unload(command)
+        self._known.get(command.worker_id, {}).pop(command.model, None)
         return "cold"
 
     def _client(self, worker: WorkerRecord) -> WorkerClient:

@@ -34,7 +34,7 @@ class Events(Protocol):
         """Steps that are taken now."""
 
     def loading(self, command: LoadModel, report: LoadReport) -> None:
-        """A load went on."""
+        """A load went on; the last report of one on demand has the state KNOWN."""
 
     def failed(self, command: LoadModel | UnloadModel, error: NaruError) -> None:
         """It is not tried again until the manifest or the worker's process changes."""
@@ -155,7 +155,7 @@ class Controller:
             models = self._commands.observed(lease) if lease else {}
             takes = lease is not None and not lease.draining and not is_stopping
             workers.append(ObservedWorker(worker_id, pool, takes, models))
-        return Snapshot(desired, tuple(workers), board.models, self._applied)
+        return Snapshot(desired, tuple(workers), board.models, self._applied, self._commands.refused)
 
     async def _start_worker(self, worker_id: str, pool: DesiredPool) -> None:
         try:

@@ -25,6 +25,11 @@ def worker_process(worker_id: str, pool: DesiredPool, redis_url: str) -> Process
         flags["--num-threads"] = str(pool.num_threads)
     if pool.memory_budget_bytes is not None:
         flags["--memory-budget-bytes"] = str(pool.memory_budget_bytes)
+    if pool.host_budget_bytes is not None:
+        flags["--host-budget-bytes"] = str(pool.host_budget_bytes)
+    if pool.watermarks is not None:
+        low, high = pool.watermarks
+        flags |= {"--low-watermark": f"{low:g}", "--high-watermark": f"{high:g}"}
     return ProcessSpec(worker_id, _argv("naru_worker", flags))
 
 

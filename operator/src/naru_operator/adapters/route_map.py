@@ -1,6 +1,6 @@
 """The route map in Redis, as the control plane sees it: writes the registry, reads leases, hears of changes.
 
-Called by the controller and `naru status`. The registry's only writer on one machine.
+Called by the controller and the commands that show what is. The registry's only writer on one machine.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import redis.asyncio
 import redis.exceptions
@@ -20,6 +20,9 @@ from naru_proto.registry import ModelRecord, WorkerRecord
 _R = TypeVar("_R", ModelRecord, WorkerRecord)
 
 _TIMEOUT_S = 5.0
+_BLOCK_MS = 5000
+_MAX_MS_DIGITS = 14
+"""More than these is no date: the year would have five digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,22 @@ class Board:
     models: dict[str, ModelRecord]
     workers: dict[str, WorkerRecord]
     """Living leases, by worker id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEvent:
+    """A model's change of state on a worker; fields that cannot be read are empty."""
+
+    entry_id: str
+    """Its place in the stream."""
+    at_s: float
+    """Unix seconds."""
+    worker_id: str
+    model: str
+    old: str
+    """Lower-case ModelState."""
+    new: str
+    reason: str
 
 
 class RouteMap:
@@ -110,6 +129,36 @@ class RouteMap:
         except (redis.exceptions.RedisError, OSError) as exc:
             raise _away(exc) from exc
 
+    async def last_events(self, count: int) -> list[ModelEvent]:
+        """What happened last to models on workers, at most ``count`` of it, oldest first.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                found: Any = await self._client.xrevrange(names.KEY_EVENTS, count=count)
+        except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:
+            raise _away(exc) from exc
+        return [_event(entry_id, fields) for entry_id, fields in reversed(found)]
+
+    async def events_after(self, entry_id: str) -> AsyncIterator[ModelEvent]:
+        """What happens after an event (empty: after now), as it happens. Never ends by itself.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        last = entry_id or "$"
+        while True:
+            try:
+                found: Any = await self._client.xread({names.KEY_EVENTS: last}, block=_BLOCK_MS)
+            except (redis.exceptions.RedisError, OSError) as exc:
+                raise _away(exc) from exc
+            for _, entries in found or ():
+                for raw_id, fields in entries:
+                    last = _text(raw_id)
+                    yield _event(raw_id, fields)
+
     async def close(self) -> None:
         """Lets go of the connections."""
         await self._client.aclose()
@@ -124,6 +173,17 @@ def _read_record(kind: type[_R], text: bytes | str) -> _R | None:
         return kind.from_json(text)
     except NaruError:
         return None
+
+
+def _event(raw_id: bytes | str, raw: dict[bytes | str, bytes | str]) -> ModelEvent:
+    entry_id = _text(raw_id)
+    fields = {_text(key): _text(value) for key, value in (raw or {}).items()}
+    at_ms = fields.get("at_ms", "")
+    if not (at_ms.isascii() and at_ms.isdigit()):
+        at_ms = entry_id.partition("-")[0]  # when Redis took it
+    worker_id, model, reason = (fields.get(key, "") for key in ("worker", "model", "reason"))
+    at_s = int(at_ms[:_MAX_MS_DIGITS]) / 1000
+    return ModelEvent(entry_id, at_s, worker_id, model, fields.get("from", ""), fields.get("to", ""), reason)
 
 
 def _away(exc: BaseException) -> Unavailable:

@@ -1,4 +1,4 @@
-"""Commands to workers over gRPC: load, unload. Called by the controller; decides nothing."""
+"""Commands and questions to workers over gRPC: load, unload, explain. Called by the controller and `naru explain`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from naru_operator.core.desired import EngineLimits
+from naru_operator.core.desired import EngineLimits, Residency, Tier
 from naru_operator.core.local_plan import LoadModel, UnloadModel
-from naru_proto.errors import BY_CODE, InternalError, NaruError, Unavailable
+from naru_proto import names
+from naru_proto.errors import BY_CODE, InternalError, ModelNotFound, NaruError, StaleCommand, Unavailable
 from naru_proto.v1 import worker_pb2, worker_pb2_grpc
 
-_METADATA_CODE = "naru-error-code"
-"""Trailing metadata of a worker's refusal: the error's code, finer than the status."""
+_TIERS = {Tier.COLD: worker_pb2.TIER_COLD, Tier.ACTIVE: worker_pb2.TIER_ACTIVE}
 
 _UNLOAD_SPARE_S = 30.0
 """On top of the drain: time in which a worker must have freed the memory."""
@@ -31,6 +31,18 @@ class LoadReport:
     bytes_total: int
     """0: unknown."""
     detail: str
+    eta_s: float = 0.0
+    """Seconds left; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a model is on a worker, and why."""
+
+    state: str
+    """Lower-case ModelState."""
+    reasons: tuple[str, ...]
+    """Sentences, most important first."""
 
 
 class WorkerClient:
@@ -41,7 +53,7 @@ class WorkerClient:
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
 
     async def load(self, command: LoadModel) -> AsyncIterator[LoadReport]:
-        """Loads a model; reports until it is ready.
+        """Asks for a model at the tier of its residency; reports until it is there.
 
         Raises:
             NaruError: as the worker said; `Unavailable` if it went away meanwhile.
@@ -52,13 +64,15 @@ class WorkerClient:
             revision=command.revision,
             generation=command.generation,
             options=_options(command.limits),
+            tier=_TIERS[command.residency.tier],
+            residency=_residency(command.residency),
         )
         try:
             async for progress in self._stub.Load(request):
                 if progress.HasField("error"):
                     raise _from_wire(progress.error)
-                state = worker_pb2.ModelState.Name(progress.state).removeprefix("MODEL_STATE_").lower()
-                yield LoadReport(state, progress.bytes_done, progress.bytes_total, progress.detail)
+                state = _state(progress.state)
+                yield LoadReport(state, progress.bytes_done, progress.bytes_total, progress.detail, progress.eta_s)
         except grpc.aio.AioRpcError as exc:
             raise _from_status(exc) from exc
 
@@ -76,6 +90,19 @@ class WorkerClient:
         except grpc.aio.AioRpcError as exc:
             raise _from_status(exc) from exc
 
+    async def explain(self, model: str, timeout_s: float) -> Explanation:
+        """Why a model is where it is on this worker.
+
+        Raises:
+            ModelNotFound: the worker does not know it.
+            NaruError: as the worker said; `Unavailable` if it does not answer in time.
+        """
+        try:
+            reply = await self._stub.Explain(worker_pb2.ExplainRequest(model=model), timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise _from_status(exc) from exc
+        return Explanation(_state(reply.state), tuple(reply.reasons))
+
     async def close(self) -> None:
         """Ends calls under way and closes the channel."""
         await self._channel.close(None)
@@ -91,6 +118,22 @@ def _options(limits: EngineLimits) -> worker_pb2.EngineOptions:
     )
 
 
+def _residency(residency: Residency) -> worker_pb2.Residency:
+    return worker_pb2.Residency(
+        pinned=residency.pinned,
+        priority=residency.priority,
+        min_residency_s=residency.min_residency_s,
+        idle_ttl_s=residency.idle_ttl_s,
+        keep_last_copy=residency.keep_last_copy,
+    )
+
+
+def _state(state: worker_pb2.ModelState) -> str:
+    # A worker of a later version may have states that this table lacks.
+    name = worker_pb2.ModelState.Name(state) if state in worker_pb2.ModelState.values() else f"state {state}"
+    return name.removeprefix("MODEL_STATE_").lower()
+
+
 def _from_wire(error: worker_pb2.Error) -> NaruError:
     return BY_CODE.get(error.code, InternalError)(error.message, param=error.param)
 
@@ -98,9 +141,15 @@ def _from_wire(error: worker_pb2.Error) -> NaruError:
 def _from_status(exc: grpc.aio.AioRpcError) -> NaruError:
     detail = exc.details() or exc.code().name
     trailing: Any = exc.trailing_metadata() or ()
-    for key, code in trailing:
-        if key == _METADATA_CODE and code in BY_CODE:
-            return BY_CODE[str(code)](detail)
+    metadata = {key: value for key, value in trailing}
+    code = metadata.get(names.METADATA_ERROR_CODE)
+    if code == StaleCommand.code:
+        newest = str(metadata.get(names.METADATA_GENERATION, ""))
+        return StaleCommand(detail, newest_generation=int(newest) if newest.isascii() and newest.isdigit() else 0)
+    if code in BY_CODE:
+        return BY_CODE[str(code)](detail)
+    if exc.code() == grpc.StatusCode.NOT_FOUND:
+        return ModelNotFound(detail)
     if exc.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED):
         return Unavailable(f"the worker went away or does not answer ({exc.code().name}: {detail})")
     return InternalError(f"the worker refused ({exc.code().name}: {detail})")

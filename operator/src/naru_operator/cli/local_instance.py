@@ -121,7 +121,8 @@ class LocalInstance:
         return local_processes.worker_process(worker_id, pool, self._redis_url)
 
     async def wait_ready(self, desired: DesiredState) -> None:
-        """Returns when the router serves and each model is loaded somewhere, or has failed while others have not.
+        """Returns when the router serves and each model was loaded somewhere (on demand: is known to a worker), or has
+        failed while others have not.
 
         Raises:
             Unavailable: a part ended before it was ready.
@@ -130,7 +131,9 @@ class LocalInstance:
         assert self._controller is not None
 
         def is_settled(board: Board) -> bool:
-            return all(m.name in self._events.failed_models or is_ready(board, m.name) for m in desired.models)
+            # Loaded once is enough: where not all fit, a worker may have evicted the first for the last by now.
+            settled = self._events.settled_models | self._events.failed_models.keys()
+            return all(m.name in settled or is_ready(board, m.name) for m in desired.models)
 
         await self._unless_exit(self._controller.wait_for(is_settled))
         failed = self._events.failed_models

@@ -130,6 +130,38 @@ def status(redis_url: str | None) -> None:
     sys.exit(_checked(lambda: run_status(redis_url)))
 
 
+@cli.group()
+def explain() -> None:
+    """Say why something is as it is."""
+
+
+@explain.command("model")
+@click.argument("name", shell_complete=_complete_models)
+@click.option("--redis-url", envvar="NARU_REDIS_URL", default=None, show_envvar=True,
+              help="Ask this Redis; else those of the instances that run here.")  # fmt: skip
+def explain_model(name: str, redis_url: str | None) -> None:
+    """Show where the model NAME is on each worker, and why.
+
+    Every worker of its pools is asked; one that does not answer within 2 seconds is named.
+    """
+    from naru_operator.cli.explain import run_explain
+
+    sys.exit(_checked(lambda: run_explain(name, redis_url)))
+
+
+@cli.command()
+@click.option("-n", "--last", "count", type=click.IntRange(1, names.MAX_EVENTS), default=20, show_default=True,
+              help="How many events.")  # fmt: skip
+@click.option("-f", "--follow", is_flag=True, help="Go on with those that happen, until Ctrl-C.")
+@click.option("--redis-url", envvar="NARU_REDIS_URL", default=None, show_envvar=True,
+              help="Ask this Redis; else that of the instance that runs here.")  # fmt: skip
+def events(count: int, follow: bool, redis_url: str | None) -> None:
+    """Show what happened to models on workers: loads, evictions, failures, and why."""
+    from naru_operator.cli.events import run_events
+
+    sys.exit(_checked(lambda: run_events(redis_url, count=count, is_following=follow)))
+
+
 @cli.command()
 @click.argument("model", required=False, shell_complete=_complete_models)
 @click.option("--url", envvar="NARU_URL", default=None, show_envvar=True,

@@ -27,12 +27,14 @@ from naru_operator.adapters.redis_server import find_redis_server, redis_url
 from naru_operator.adapters.run_state import RunState, naru_home, private_folder, running, write_run_state
 from naru_operator.cli.local_instance import Endpoints, LocalInstance
 from naru_operator.cli.progress import LineProgress, open_progress
+from naru_operator.cli.text import listed
 from naru_operator.cli.up_events import UpEvents
 from naru_operator.core.desired import DesiredState, desired_state
 from naru_proto.errors import InvalidRequest
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SIGNAL_EXIT_BASE = 128
+_MAX_NAMES_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,9 @@ def _print_ready(endpoints: Endpoints, desired: DesiredState, events: UpEvents) 
     served = [model.name for model in desired.models if model.name not in events.failed_models]
     question = {"role": "user", "content": "Name the capital of France."}
     body = {"model": served[0], "messages": [question], "temperature": 0}
+    shown = listed(served, _MAX_NAMES_SHOWN)
     click.echo(
-        f"ready in {own_age_s():.2f} s: {', '.join(served)} at {endpoints.http_url} (gRPC {endpoints.grpc_address}); "
+        f"ready in {own_age_s():.2f} s: {shown} at {endpoints.http_url} (gRPC {endpoints.grpc_address}); "
         "Ctrl-C stops. Try:\n"
         f"curl {endpoints.http_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
     )

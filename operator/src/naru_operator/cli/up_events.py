@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 from naru_operator.adapters.log_file import LogFile
 from naru_operator.adapters.supervisor import ProcessExit
 from naru_operator.cli.progress import ProgressView
-from naru_operator.core.local_plan import LoadModel, UnloadModel
+from naru_operator.core.desired import Tier
+from naru_operator.core.local_plan import KNOWN, LoadModel, UnloadModel
 from naru_proto.errors import NaruError, Unavailable
 
 if TYPE_CHECKING:
     from naru_operator.adapters.worker_client import LoadReport
 
 _TAIL_LINES = 20
+_MAX_REASONS_SHOWN = 20
 
 
 class UpEvents:
@@ -27,6 +29,8 @@ class UpEvents:
         self._last_trouble = ""
         self.failed_models: dict[str, NaruError] = {}
         """Models whose last load failed, until one works."""
+        self.settled_models: set[str] = set()
+        """Models that were loaded once, or that a worker knows and loads for the first request."""
 
     def serving(self, view: ProgressView) -> None:
         """From now on changes are worth a line each."""
@@ -43,13 +47,22 @@ class UpEvents:
         """Steps that are taken now."""
         for reason in reasons:
             self._log.write("plan", reason)
-            if self._is_verbose or self._is_serving:
-                self.view.message(reason)
+        if self._is_verbose:
+            shown = len(reasons)
+        else:
+            shown = _MAX_REASONS_SHOWN if self._is_serving else 0
+        for reason in reasons[:shown]:
+            self.view.message(reason)
+        if 0 < shown < len(reasons):
+            self.view.message(f"and {len(reasons) - shown} more steps, in the log")
 
     def loading(self, command: LoadModel, report: LoadReport) -> None:
-        """A load went on."""
-        if report.state == "ready":
+        """A load went on. To make a model known is no progress that is worth a line."""
+        if report.state in (KNOWN, "ready", "active"):
             self.failed_models.pop(command.model, None)
+            self.settled_models.add(command.model)
+        if command.residency.tier is Tier.COLD:
+            return
         what = f"{command.model} on {command.worker_id}"
         self.view.update(what, report.state, report.bytes_done, report.bytes_total)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from naru_proto.crd.v1alpha1 import ModelDeployment, WorkerPool
+from naru_proto.crd.v1alpha1 import ModelDeployment, ModelDeploymentSpec, WorkerPool
 from naru_proto.errors import InvalidRequest
 
 DRAIN_TIMEOUT_S = 30.0
@@ -27,6 +28,36 @@ class EngineLimits:
     enable_prefix_caching: bool | None = None
 
 
+_LEAST_IDLE_TTL_S = 0.001
+"""What an idle TTL of nothing becomes: to a worker 0 means that the model stays."""
+
+
+class Tier(enum.Enum):
+    """How close to the engine a worker should bring a model."""
+
+    COLD = "cold"
+    """It knows the model: the first request brings it up."""
+    ACTIVE = "active"
+    """It loads the model ahead of requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """How hard a model holds its place on a worker."""
+
+    tier: Tier = Tier.ACTIVE
+    pinned: bool = False
+    """Never evicted."""
+    priority: int = 100
+    """In [1, 1000]; at 200 it is twice as hard to evict as at 100."""
+    min_residency_s: float = 0.0
+    """After its load no other model evicts it for so long."""
+    idle_ttl_s: float = 0.0
+    """Without requests for so long it leaves by itself; 0: it stays."""
+    keep_last_copy: bool = False
+    """The last copy of a model that must have one: evicted after all others."""
+
+
 @dataclass(frozen=True, slots=True)
 class DesiredModel:
     """One model to serve."""
@@ -39,6 +70,12 @@ class DesiredModel:
     pools: tuple[str, ...]
     """Pools whose workers may hold it, in name order; never empty."""
     limits: EngineLimits
+    residency: Residency = Residency()
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether it is loaded by requests alone: then every worker of its pools knows it."""
+        return self.residency.tier is Tier.COLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +89,12 @@ class DesiredPool:
     memory_budget_bytes: int | None
     """For weights and KV caches of each; None is the worker's own choice."""
     drain_timeout_s: float
+    host_budget_bytes: int | None = None
+    """For models that wait in host memory, on each; None is the worker's own choice."""
+    watermarks: tuple[float, float] | None = None
+    """Shares of the budget, low and high: above the high one idle models leave, down to the low one. None: the
+    worker's own.
+    """
 
     def worker_ids(self) -> tuple[str, ...]:
         """Its workers' ids, stable over restarts."""
@@ -119,7 +162,15 @@ def _pool(pool: WorkerPool, num_workers: int | None) -> DesiredPool:
             param="spec.accelerator.kind",
         )
     count = num_workers or max(spec.workers.min, 1)
-    return DesiredPool(name, count, spec.threads, spec.memory.budget_bytes, spec.drain_timeout_s)
+    return DesiredPool(
+        name,
+        count,
+        spec.threads,
+        spec.memory.budget_bytes,
+        spec.drain_timeout_s,
+        host_budget_bytes=spec.memory.host_bytes,
+        watermarks=(spec.memory.low_watermark, spec.memory.high_watermark),
+    )
 
 
 def _model(deployment: ModelDeployment, labels: dict[str, dict[str, str]]) -> DesiredModel:
@@ -145,4 +196,18 @@ def _model(deployment: ModelDeployment, labels: dict[str, dict[str, str]]) -> De
             kv_cache_bytes=spec.resources.kv_cache.max_bytes,
             enable_prefix_caching=spec.engine.enable_prefix_caching,
         ),
+        residency=_residency(spec),
+    )
+
+
+def _residency(spec: ModelDeploymentSpec) -> Residency:
+    policy = spec.residency.policy
+    is_on_demand = policy == "OnDemand"
+    return Residency(
+        tier=Tier.COLD if is_on_demand else Tier.ACTIVE,
+        pinned=policy == "Pinned",
+        priority=spec.residency.priority,
+        min_residency_s=spec.residency.min_residency_s,
+        idle_ttl_s=max(_LEAST_IDLE_TTL_S, spec.residency.idle_ttl_s) if is_on_demand else 0.0,
+        keep_last_copy=spec.replicas.min >= 1 and not is_on_demand,
     )

@@ -6,10 +6,11 @@ a plan leads to gives no steps.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from naru_operator.core.desired import DRAIN_TIMEOUT_S, DesiredModel, DesiredPool, DesiredState, EngineLimits
+from naru_operator.core.desired import DRAIN_TIMEOUT_S, DesiredModel, DesiredPool, DesiredState, EngineLimits, Residency
 from naru_proto.registry import ModelRecord
 
 Applied = tuple[DesiredModel | None, int]
@@ -17,6 +18,10 @@ Applied = tuple[DesiredModel | None, int]
 
 _ABSENT = ("cold", "draining")
 """States in which a worker's model is gone, or as good as gone."""
+KNOWN = "known"
+"""Not held, and the worker has been told of it in this life: it was asked for on demand, or the worker evicted it. A
+request brings it up; loading it again unasked would undo the worker's own decision.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,7 @@ class ObservedModel:
     """One model on one worker, as its lease says, or as a command under way will make it."""
 
     state: str
-    """Lower-case ModelState."""
+    """Lower-case ModelState, or KNOWN."""
     generation: int
 
 
@@ -50,6 +55,8 @@ class Snapshot:
     """The registry as it stands."""
     applied: Mapping[str, Applied]
     """The last plan's `applied`; empty at the start."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Model to the newest generation that a worker named when it refused one of ours as stale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +77,12 @@ class LoadModel:
     revision: str
     generation: int
     limits: EngineLimits
+    residency: Residency = field(default_factory=Residency)
 
 
 @dataclass(frozen=True, slots=True)
 class UnloadModel:
-    """A model to take off a worker."""
+    """A model to take off a worker; the worker forgets it."""
 
     worker_id: str
     model: str
@@ -118,14 +126,20 @@ def plan(snapshot: Snapshot, *, now_s: int) -> LocalPlan:
 
 
 def place(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
-    """Model to the workers that should hold it: those that do, then those with the fewest models; ties go by name."""
+    """Model to the workers that should hold or know it.
+
+    A model on demand is known to every worker of its pools: being known takes no memory, and the router may then bring
+    it up anywhere. The others stay where they are, then go to the workers with the fewest of them; ties go by name.
+    """
     members = {pool.name: pool.worker_ids() for pool in snapshot.desired.pools}
     holding = {
         worker.worker_id: {name for name, held in worker.models.items() if held.state not in _ABSENT}
         for worker in snapshot.workers
     }
-    eligible = {m.name: sorted(w for pool in m.pools for w in members[pool]) for m in snapshot.desired.models}
-    num_copies = {m.name: max(1, m.min_replicas) for m in snapshot.desired.models}
+    models = snapshot.desired.models
+    known = {m.name: sorted(w for pool in m.pools for w in members[pool]) for m in models if m.is_on_demand}
+    eligible = {m.name: sorted(w for pool in m.pools for w in members[pool]) for m in models if not m.is_on_demand}
+    num_copies = {m.name: max(1, m.min_replicas) for m in models}
     # All that stay first: a new model must not move one that is placed.
     placement = {
         name: [w for w in workers if name in holding.get(w, ())][: num_copies[name]]
@@ -139,7 +153,7 @@ def place(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
         for _, worker_id in others[: num_copies[name] - len(chosen)]:
             chosen.append(worker_id)
             num_placed[worker_id] += 1
-    return {name: tuple(sorted(chosen)) for name, chosen in placement.items()}
+    return {name: tuple(sorted(chosen)) for name, chosen in (placement | known).items()}
 
 
 def _generations(snapshot: Snapshot) -> dict[str, Applied]:
@@ -149,10 +163,14 @@ def _generations(snapshot: Snapshot) -> dict[str, Applied]:
         last, planned = snapshot.applied.get(model.name, (None, 0))
         record = snapshot.records.get(model.name)
         seen = max(planned, record.generation if record else 0)
-        result[model.name] = (model, seen if last == model else seen + 1)
+        refused = snapshot.refused.get(model.name, 0)
+        # What stands behind a refusing worker's generation is unknown: ours must be newer.
+        is_same = last == model and refused <= planned
+        result[model.name] = (model, seen if is_same else max(seen, refused) + 1)
     for name, (last, planned) in snapshot.applied.items():
         if name not in result:
-            result[name] = (None, planned if last is None else planned + 1)
+            generation = planned if last is None else planned + 1
+            result[name] = (None, max(generation, snapshot.refused.get(name, 0)))
     return result
 
 
@@ -170,7 +188,9 @@ def _records_to_put(
             revision=model.revision,
             aliases=model.aliases,
             min_replicas=model.min_replicas,
+            on_demand=model.is_on_demand,
             created_s=old.created_s if old else now_s,
+            pools=model.pools,
         )
         if record != old:
             puts.append(record)
@@ -201,7 +221,8 @@ def _processes(snapshot: Snapshot, reasons: list[str]) -> tuple[tuple[StartWorke
 
 def _differs(started: DesiredPool, wanted: DesiredPool) -> bool:
     """Whether a process started for the one cannot serve as the other."""
-    return (started.num_threads, started.memory_budget_bytes) != (wanted.num_threads, wanted.memory_budget_bytes)
+    kept = dataclasses.replace(started, num_workers=wanted.num_workers, drain_timeout_s=wanted.drain_timeout_s)
+    return kept != wanted
 
 
 def _unloads(
@@ -228,7 +249,7 @@ def _loads(
     placement: Mapping[str, tuple[str, ...]],
     reasons: list[str],
 ) -> tuple[LoadModel, ...]:
-    loads = []
+    loads: list[LoadModel] = []
     for worker in workers:
         for name, (model, generation) in sorted(applied.items()):
             if model is None or worker.worker_id not in placement[name]:
@@ -237,8 +258,20 @@ def _loads(
             if held is not None and held.state == "draining":
                 continue  # its lease says when it is gone; then it is planned again
             if held is not None and held.state != "cold" and held.generation >= generation:
-                continue  # loaded, on its way, or failed: a failure waits for a changed manifest or a new process
-            why = f"it holds generation {held.generation}" if held else "it does not hold it"
-            reasons.append(f"load {name!r} in generation {generation} on {worker.worker_id!r}: {why}")
-            loads.append(LoadModel(worker.worker_id, name, model.uri, model.revision, generation, model.limits))
+                # Known, loaded, on its way, or failed: that waits for a request, another manifest or a new process.
+                continue
+            loads.append(_load(worker.worker_id, model, generation))
+            step = "make known" if model.is_on_demand else "load"
+            why = _why_load(model, held)
+            reasons.append(f"{step} {name!r} in generation {generation} on {worker.worker_id!r}: {why}")
     return tuple(loads)
+
+
+def _load(worker_id: str, model: DesiredModel, generation: int) -> LoadModel:
+    return LoadModel(worker_id, model.name, model.uri, model.revision, generation, model.limits, model.residency)
+
+
+def _why_load(model: DesiredModel, held: ObservedModel | None) -> str:
+    if held is None:
+        return "it does not know it" if model.is_on_demand else "it does not hold it"
+    return f"it {'knows' if held.state == KNOWN else 'holds'} generation {held.generation}"

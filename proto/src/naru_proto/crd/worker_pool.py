@@ -72,13 +72,14 @@ class MemorySpec(CrdModel):
     budget_bytes: Bytes | None = Field(
         default=None,
         alias="budget",
-        description="Memory for weights and KV caches. Absent: what the worker measures as free at its start, less a "
-        "reserve.",
+        description="Memory for weights, KV caches and work space of loaded models. Absent: 70 % of what the worker "
+        "has.",
     )
     host_bytes: Bytes | None = Field(
         default=None,
         alias="host",
-        description="Host memory that keeps evicted weights for a quick return. Absent: none.",
+        description="Host memory that keeps evicted weights for a quick return. Absent: a tenth of the worker's "
+        "memory; 0: none.",
     )
     high_watermark: float = Field(
         default=0.80,

@@ -8,6 +8,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_COLD: _ClassVar[Tier]
+    TIER_HOST: _ClassVar[Tier]
+    TIER_ACTIVE: _ClassVar[Tier]
+
 class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MODEL_STATE_UNSPECIFIED: _ClassVar[ModelState]
@@ -17,6 +24,12 @@ class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODEL_STATE_READY: _ClassVar[ModelState]
     MODEL_STATE_DRAINING: _ClassVar[ModelState]
     MODEL_STATE_FAILED: _ClassVar[ModelState]
+    MODEL_STATE_HOST: _ClassVar[ModelState]
+    MODEL_STATE_ACTIVE: _ClassVar[ModelState]
+TIER_UNSPECIFIED: Tier
+TIER_COLD: Tier
+TIER_HOST: Tier
+TIER_ACTIVE: Tier
 MODEL_STATE_UNSPECIFIED: ModelState
 MODEL_STATE_COLD: ModelState
 MODEL_STATE_FETCHING: ModelState
@@ -24,6 +37,8 @@ MODEL_STATE_LOADING: ModelState
 MODEL_STATE_READY: ModelState
 MODEL_STATE_DRAINING: ModelState
 MODEL_STATE_FAILED: ModelState
+MODEL_STATE_HOST: ModelState
+MODEL_STATE_ACTIVE: ModelState
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "text", "token_ids", "add_special_tokens", "sampling", "priority", "cache_salt", "adapter", "route_keys", "skip_prefix_cache", "return_token_ids")
@@ -142,56 +157,88 @@ class CancelReply(_message.Message):
     def __init__(self, num_cancelled: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model", "uri", "revision", "generation", "options")
+    __slots__ = ("model", "uri", "revision", "generation", "options", "tier", "fencing_token", "residency", "load_timeout_s", "for_request")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     URI_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    FENCING_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    FOR_REQUEST_FIELD_NUMBER: _ClassVar[int]
     model: str
     uri: str
     revision: str
     generation: int
     options: EngineOptions
-    def __init__(self, model: _Optional[str] = ..., uri: _Optional[str] = ..., revision: _Optional[str] = ..., generation: _Optional[int] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ...) -> None: ...
+    tier: Tier
+    fencing_token: int
+    residency: Residency
+    load_timeout_s: float
+    for_request: bool
+    def __init__(self, model: _Optional[str] = ..., uri: _Optional[str] = ..., revision: _Optional[str] = ..., generation: _Optional[int] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., fencing_token: _Optional[int] = ..., residency: _Optional[_Union[Residency, _Mapping]] = ..., load_timeout_s: _Optional[float] = ..., for_request: _Optional[bool] = ...) -> None: ...
+
+class Residency(_message.Message):
+    __slots__ = ("pinned", "priority", "min_residency_s", "idle_ttl_s", "keep_last_copy")
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MIN_RESIDENCY_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_TTL_S_FIELD_NUMBER: _ClassVar[int]
+    KEEP_LAST_COPY_FIELD_NUMBER: _ClassVar[int]
+    pinned: bool
+    priority: int
+    min_residency_s: float
+    idle_ttl_s: float
+    keep_last_copy: bool
+    def __init__(self, pinned: _Optional[bool] = ..., priority: _Optional[int] = ..., min_residency_s: _Optional[float] = ..., idle_ttl_s: _Optional[float] = ..., keep_last_copy: _Optional[bool] = ...) -> None: ...
 
 class EngineOptions(_message.Message):
-    __slots__ = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "enable_prefix_caching")
+    __slots__ = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "enable_prefix_caching", "kv_cache_min_bytes")
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENABLE_PREFIX_CACHING_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_cache_bytes: int
     enable_prefix_caching: bool
-    def __init__(self, max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., enable_prefix_caching: _Optional[bool] = ...) -> None: ...
+    kv_cache_min_bytes: int
+    def __init__(self, max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., enable_prefix_caching: _Optional[bool] = ..., kv_cache_min_bytes: _Optional[int] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
-    __slots__ = ("state", "bytes_done", "bytes_total", "detail", "error")
+    __slots__ = ("state", "bytes_done", "bytes_total", "detail", "error", "eta_s")
     STATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
     BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    ETA_S_FIELD_NUMBER: _ClassVar[int]
     state: ModelState
     bytes_done: int
     bytes_total: int
     detail: str
     error: Error
-    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., detail: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    eta_s: float
+    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., detail: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., eta_s: _Optional[float] = ...) -> None: ...
 
 class UnloadRequest(_message.Message):
-    __slots__ = ("model", "generation", "drain_timeout_s")
+    __slots__ = ("model", "generation", "drain_timeout_s", "tier", "fencing_token")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     DRAIN_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    FENCING_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model: str
     generation: int
     drain_timeout_s: float
-    def __init__(self, model: _Optional[str] = ..., generation: _Optional[int] = ..., drain_timeout_s: _Optional[float] = ...) -> None: ...
+    tier: Tier
+    fencing_token: int
+    def __init__(self, model: _Optional[str] = ..., generation: _Optional[int] = ..., drain_timeout_s: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., fencing_token: _Optional[int] = ...) -> None: ...
 
 class UnloadReply(_message.Message):
     __slots__ = ()
@@ -220,7 +267,7 @@ class DescribeReply(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., backend: _Optional[str] = ..., isa: _Optional[str] = ..., num_threads: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "state", "uri", "revision", "generation", "architecture", "max_model_len", "vocab_size", "weight_bytes", "kv_bytes", "kv_bytes_per_token", "chat_template", "bos_token", "eos_token", "error", "block_size", "num_blocks")
+    __slots__ = ("model", "state", "uri", "revision", "generation", "architecture", "max_model_len", "vocab_size", "weight_bytes", "kv_bytes", "kv_bytes_per_token", "chat_template", "bos_token", "eos_token", "error", "block_size", "num_blocks", "wanted_tier", "residency", "kv_committed_bytes", "workspace_bytes", "num_in_flight", "num_held", "idle_s", "resident_s", "load_s", "eta_s", "bytes_done", "bytes_total", "last_eviction", "last_eviction_s", "retry_s", "epoch")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     URI_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +285,22 @@ class ModelInfo(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_TIER_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    KV_COMMITTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    ETA_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LAST_EVICTION_FIELD_NUMBER: _ClassVar[int]
+    LAST_EVICTION_S_FIELD_NUMBER: _ClassVar[int]
+    RETRY_S_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: ModelState
     uri: str
@@ -255,19 +318,89 @@ class ModelInfo(_message.Message):
     error: Error
     block_size: int
     num_blocks: int
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., uri: _Optional[str] = ..., revision: _Optional[str] = ..., generation: _Optional[int] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., chat_template: _Optional[str] = ..., bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+    wanted_tier: Tier
+    residency: Residency
+    kv_committed_bytes: int
+    workspace_bytes: int
+    num_in_flight: int
+    num_held: int
+    idle_s: float
+    resident_s: float
+    load_s: float
+    eta_s: float
+    bytes_done: int
+    bytes_total: int
+    last_eviction: str
+    last_eviction_s: float
+    retry_s: float
+    epoch: int
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., uri: _Optional[str] = ..., revision: _Optional[str] = ..., generation: _Optional[int] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., chat_template: _Optional[str] = ..., bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., wanted_tier: _Optional[_Union[Tier, str]] = ..., residency: _Optional[_Union[Residency, _Mapping]] = ..., kv_committed_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., num_in_flight: _Optional[int] = ..., num_held: _Optional[int] = ..., idle_s: _Optional[float] = ..., resident_s: _Optional[float] = ..., load_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., last_eviction: _Optional[str] = ..., last_eviction_s: _Optional[float] = ..., retry_s: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class ExplainReply(_message.Message):
+    __slots__ = ("state", "reasons")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    state: ModelState
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("models", "rss_bytes")
+    __slots__ = ("models", "rss_bytes", "memory")
     MODELS_FIELD_NUMBER: _ClassVar[int]
     RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelStats]
     rss_bytes: int
-    def __init__(self, models: _Optional[_Iterable[_Union[ModelStats, _Mapping]]] = ..., rss_bytes: _Optional[int] = ...) -> None: ...
+    memory: MemoryStats
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelStats, _Mapping]]] = ..., rss_bytes: _Optional[int] = ..., memory: _Optional[_Union[MemoryStats, _Mapping]] = ...) -> None: ...
+
+class MemoryStats(_message.Message):
+    __slots__ = ("budget_bytes", "weight_bytes", "kv_bytes", "workspace_bytes", "reserved_bytes", "unreturned_bytes", "host_budget_bytes", "host_bytes", "image_budget_bytes", "image_bytes", "high_watermark", "low_watermark", "num_loads", "num_evictions", "num_failed_loads", "num_known_models", "private_bytes")
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNRETURNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    LOW_WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILED_LOADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KNOWN_MODELS_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    budget_bytes: int
+    weight_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    reserved_bytes: int
+    unreturned_bytes: int
+    host_budget_bytes: int
+    host_bytes: int
+    image_budget_bytes: int
+    image_bytes: int
+    high_watermark: float
+    low_watermark: float
+    num_loads: int
+    num_evictions: int
+    num_failed_loads: int
+    num_known_models: int
+    private_bytes: int
+    def __init__(self, budget_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., unreturned_bytes: _Optional[int] = ..., host_budget_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., image_budget_bytes: _Optional[int] = ..., image_bytes: _Optional[int] = ..., high_watermark: _Optional[float] = ..., low_watermark: _Optional[float] = ..., num_loads: _Optional[int] = ..., num_evictions: _Optional[int] = ..., num_failed_loads: _Optional[int] = ..., num_known_models: _Optional[int] = ..., private_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelStats(_message.Message):
     __slots__ = ("model", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_preemptions", "prefix_query_tokens", "prefix_hit_tokens", "kv_waste_ratio", "num_steps", "generated_tokens", "prefilled_tokens")

@@ -70,6 +70,11 @@ class WorkerStub:
                 request_serializer=naru__proto_dot_v1_dot_worker__pb2.StatsRequest.SerializeToString,
                 response_deserializer=naru__proto_dot_v1_dot_worker__pb2.StatsReply.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/naru.v1.Worker/Explain',
+                request_serializer=naru__proto_dot_v1_dot_worker__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=naru__proto_dot_v1_dot_worker__pb2.ExplainReply.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/naru.v1.Worker/Drain',
                 request_serializer=naru__proto_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
@@ -103,14 +108,16 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Load(self, request, context):
-        """Fetches and loads a model; progress until READY or FAILED. Loading what is loaded returns READY at once.
+        """Names a model and how close to the engine it is wanted; progress until it is there or has failed. Asking for what is
+        there returns at once. A stale generation or fencing token is refused, with the newer generation in the metadata.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unload(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Takes a model down; returns when its memory is free.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -124,6 +131,13 @@ class WorkerServicer:
 
     def Stats(self, request, context):
         """Numbers of this instant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Why a model is where it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,6 +187,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=naru__proto_dot_v1_dot_worker__pb2.StatsRequest.FromString,
                     response_serializer=naru__proto_dot_v1_dot_worker__pb2.StatsReply.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=naru__proto_dot_v1_dot_worker__pb2.ExplainRequest.FromString,
+                    response_serializer=naru__proto_dot_v1_dot_worker__pb2.ExplainReply.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -370,6 +389,33 @@ class Worker:
             '/naru.v1.Worker/Stats',
             naru__proto_dot_v1_dot_worker__pb2.StatsRequest.SerializeToString,
             naru__proto_dot_v1_dot_worker__pb2.StatsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/naru.v1.Worker/Explain',
+            naru__proto_dot_v1_dot_worker__pb2.ExplainRequest.SerializeToString,
+            naru__proto_dot_v1_dot_worker__pb2.ExplainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,12 +40,17 @@ class WorkerStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CancelRequest, _worker_pb2.CancelReply]
     """Ends requests early; unknown ids are ignored."""
     Load: _grpc.UnaryStreamMultiCallable[_worker_pb2.LoadRequest, _worker_pb2.LoadProgress]
-    """Fetches and loads a model; progress until READY or FAILED. Loading what is loaded returns READY at once."""
+    """Names a model and how close to the engine it is wanted; progress until it is there or has failed. Asking for what is
+    there returns at once. A stale generation or fencing token is refused, with the newer generation in the metadata.
+    """
     Unload: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UnloadRequest, _worker_pb2.UnloadReply]
+    """Takes a model down; returns when its memory is free."""
     Describe: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeReply]
     """What this worker is and which models it holds."""
     Stats: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StatsRequest, _worker_pb2.StatsReply]
     """Numbers of this instant."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ExplainRequest, _worker_pb2.ExplainReply]
+    """Why a model is where it is."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainReply]
     """Stops admission; running requests go on. Readiness turns to NOT_SERVING."""
 
@@ -61,12 +66,17 @@ class WorkerAsyncStub(WorkerStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_worker_pb2.CancelRequest, _worker_pb2.CancelReply]  # type: ignore[assignment]
     """Ends requests early; unknown ids are ignored."""
     Load: _aio.UnaryStreamMultiCallable[_worker_pb2.LoadRequest, _worker_pb2.LoadProgress]  # type: ignore[assignment]
-    """Fetches and loads a model; progress until READY or FAILED. Loading what is loaded returns READY at once."""
+    """Names a model and how close to the engine it is wanted; progress until it is there or has failed. Asking for what is
+    there returns at once. A stale generation or fencing token is refused, with the newer generation in the metadata.
+    """
     Unload: _aio.UnaryUnaryMultiCallable[_worker_pb2.UnloadRequest, _worker_pb2.UnloadReply]  # type: ignore[assignment]
+    """Takes a model down; returns when its memory is free."""
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeReply]  # type: ignore[assignment]
     """What this worker is and which models it holds."""
     Stats: _aio.UnaryUnaryMultiCallable[_worker_pb2.StatsRequest, _worker_pb2.StatsReply]  # type: ignore[assignment]
     """Numbers of this instant."""
+    Explain: _aio.UnaryUnaryMultiCallable[_worker_pb2.ExplainRequest, _worker_pb2.ExplainReply]  # type: ignore[assignment]
+    """Why a model is where it is."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainReply]  # type: ignore[assignment]
     """Stops admission; running requests go on. Readiness turns to NOT_SERVING."""
 
@@ -99,13 +109,16 @@ class WorkerServicer:
         request: _worker_pb2.LoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.LoadProgress], _abc.AsyncIterator[_worker_pb2.LoadProgress]]:
-        """Fetches and loads a model; progress until READY or FAILED. Loading what is loaded returns READY at once."""
+        """Names a model and how close to the engine it is wanted; progress until it is there or has failed. Asking for what is
+        there returns at once. A stale generation or fencing token is refused, with the newer generation in the metadata.
+        """
 
     def Unload(
         self,
         request: _worker_pb2.UnloadRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.UnloadReply, _abc.Awaitable[_worker_pb2.UnloadReply]]: ...
+    ) -> _typing.Union[_worker_pb2.UnloadReply, _abc.Awaitable[_worker_pb2.UnloadReply]]:
+        """Takes a model down; returns when its memory is free."""
 
     def Describe(
         self,
@@ -120,6 +133,13 @@ class WorkerServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.StatsReply, _abc.Awaitable[_worker_pb2.StatsReply]]:
         """Numbers of this instant."""
+
+    def Explain(
+        self,
+        request: _worker_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ExplainReply, _abc.Awaitable[_worker_pb2.ExplainReply]]:
+        """Why a model is where it is."""
 
     def Drain(
         self,

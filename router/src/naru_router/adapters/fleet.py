@@ -9,15 +9,18 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from naru_proto.errors import NaruError
 from naru_proto.names import WORKER_LEASE_TTL_S
+from naru_proto.registry import WorkerRecord
 from naru_router.adapters.metrics import Metrics
 from naru_router.adapters.worker_link import WorkerLink
+from naru_router.core.holding import Absence, Holder, Nearness, absence, nearness
 from naru_router.core.retry import FailureKind
 from naru_router.core.route_map import RouteMap
-from naru_router.core.routing import Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +33,16 @@ Incarnation = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Who can serve a model at this instant."""
+    """Who can serve a model at this instant, or soon."""
 
-    candidates: tuple[Candidate, ...]
-    """Ready, connected, not excluded."""
+    candidates: tuple[Holder, ...]
+    """Connected, not excluded, and not known to lack the model. Where one is ready, the ready ones alone."""
     num_pending: int
-    """Loading the model, or ready and not connected yet."""
+    """Not connected yet, or still on an older generation."""
+    num_unaware: int
+    """Said that they do not know the model, and may be told of it yet."""
     failures: tuple[str, ...]
-    """Why the others have failed to load it."""
+    """Why some have failed to load it."""
 
 
 class Fleet:
@@ -50,7 +55,10 @@ class Fleet:
         self._links: dict[str, WorkerLink] = {}
         self._retired: dict[asyncio.Task[None], WorkerLink] = {}
         """Links that take no more requests, by the task that sees them out."""
-        self._not_loaded_until_s: dict[tuple[Incarnation, str], float] = {}
+        self._absences: dict[tuple[Incarnation, str], tuple[Absence, float]] = {}
+        """What workers said that they do not know, and until when that is believed."""
+        self._held: dict[str, Counter[str]] = {}
+        """Worker id to model to the requests that wait there for the model to be loaded."""
         self._change = asyncio.Event()
         self._num_links = 0
 
@@ -67,33 +75,78 @@ class Fleet:
         for worker_id in self._links.keys() - route_map.workers.keys():
             logger.info("worker %s has lost its lease", worker_id)
             self._retire(worker_id)
-        now_s = time.monotonic()
-        self._not_loaded_until_s = {k: t for k, t in self._not_loaded_until_s.items() if t > now_s}
+        self._absences = {key: it for key, it in self._absences.items() if self._is_absent(*key)}
         self._notify()
 
     def survey(self, model: str, excluded: frozenset[Incarnation] = frozenset()) -> Survey:
         """Asks the map and the links who can serve a model."""
+        ready = [
+            self._holder(record, Nearness.READY, model)
+            for record in self.route_map.ready_workers(model)
+            if self._is_open(record, model, excluded) and self._links[record.worker_id].is_up
+        ]
+        if ready:
+            return Survey(tuple(ready), 0, 0, ())
         candidates = []
-        num_pending = 0
-        for record in self.route_map.ready_workers(model):
+        num_pending = num_unaware = 0
+        wanted = self.route_map.models.get(model)
+        for record in self.route_map.workers.values():
             incarnation = (record.worker_id, record.epoch)
-            if incarnation in excluded or (incarnation, model) in self._not_loaded_until_s:
+            near = nearness(record, wanted) if wanted is not None else None
+            if near is None or incarnation in excluded:
                 continue
-            link = self._links[record.worker_id]
-            if link.is_up:
-                candidates.append(Candidate(record.worker_id, link.num_in_flight))
-            else:
+            if self._is_absent(incarnation, model):
+                num_unaware += not self._absences[incarnation, model][0].was_ready
+            elif near is Nearness.OUTDATED or not self._links[record.worker_id].is_up:
                 num_pending += 1
-        num_pending += len(self.route_map.loading_workers(model))
-        return Survey(tuple(candidates), num_pending, tuple(self.route_map.failures(model)))
+            else:
+                candidates.append(self._holder(record, near, model))
+        return Survey(tuple(candidates), num_pending, num_unaware, tuple(self.route_map.failures(model)))
 
     def link(self, worker_id: str) -> tuple[WorkerLink, Incarnation]:
         """The link of a surveyed candidate, and which life of the worker it leads to."""
         return self._links[worker_id], (worker_id, self.route_map.workers[worker_id].epoch)
 
+    def is_ready(self, worker_id: str, model: str) -> bool:
+        """Whether the map has the model ready on the worker."""
+        return any(record.worker_id == worker_id for record in self.route_map.ready_workers(model))
+
     def mark_not_loaded(self, incarnation: Incarnation, model: str) -> None:
-        """Notes that a worker has let a model go, until its lease has had time to say so."""
-        self._not_loaded_until_s[incarnation, model] = time.monotonic() + WORKER_LEASE_TTL_S
+        """Notes that a worker does not know a model, until its lease has had time to say so, or says otherwise."""
+        record = self.route_map.workers.get(incarnation[0])
+        if record is not None:
+            until_s = time.monotonic() + WORKER_LEASE_TTL_S
+            self._absences[incarnation, model] = (absence(record, model), until_s)
+
+    @contextlib.contextmanager
+    def holding(self, worker_id: str, model: str) -> Iterator[None]:
+        """While it lasts, a request waits on the worker for the model to be loaded; others follow it there."""
+        held = self._held.setdefault(worker_id, Counter())
+        held[model] += 1
+        try:
+            yield
+        finally:
+            held[model] -= 1
+            if not held[model]:
+                del held[model]
+            if not held:
+                self._held.pop(worker_id, None)
+
+    def _holder(self, record: WorkerRecord, near: Nearness, model: str) -> Holder:
+        held = self._held.get(record.worker_id, Counter())
+        return Holder(record.worker_id, near, self._links[record.worker_id].num_in_flight, len(held), held[model])
+
+    def _is_open(self, record: WorkerRecord, model: str, excluded: frozenset[Incarnation]) -> bool:
+        incarnation = (record.worker_id, record.epoch)
+        return incarnation not in excluded and not self._is_absent(incarnation, model)
+
+    def _is_absent(self, incarnation: Incarnation, model: str) -> bool:
+        noted = self._absences.get((incarnation, model))
+        record = self.route_map.workers.get(incarnation[0])
+        if noted is None or record is None:
+            return False
+        said, until_s = noted
+        return time.monotonic() < until_s and said.holds_for(record, model)
 
     def num_up(self) -> int:
         """Links that stand."""

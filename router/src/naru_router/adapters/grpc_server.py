@@ -16,6 +16,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from naru_proto import names
 from naru_proto.errors import InternalError, InvalidRequest, NaruError
 from naru_proto.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
 from naru_router.adapters.dispatcher import Dispatcher, Job
@@ -92,7 +93,7 @@ class InferenceService:
 
         async def make_job() -> Job:
             _check(request.sampling)
-            return (await self._jobs.completions(request.model, [request.prompt], request.sampling))[0]
+            return self._jobs.completions(request.model, [request.prompt], request.sampling)[0]
 
         await self._run("grpc_generate", request.request_id, make_job, context)
 
@@ -151,7 +152,7 @@ def _check(sampling: inference_pb2.SamplingParams) -> None:
 
 async def _abort(context: Any, error: NaruError) -> None:
     details = f"{error.param}: {error.message}" if error.param else error.message
-    metadata = (("naru-error-code", error.code),)
+    metadata = ((names.METADATA_ERROR_CODE, error.code),)
     await context.abort(getattr(grpc.StatusCode, error_shape(error).grpc), details, metadata)
 
 

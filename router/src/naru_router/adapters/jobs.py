@@ -1,4 +1,4 @@
-"""Turns checked calls into jobs for workers: finds the model, waits until it can be served, renders the chat.
+"""Turns checked calls into jobs for workers: finds the model, and for a chat its template, and renders that.
 
 Called by both edges.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from naru_proto.errors import InvalidRequest, Unavailable
-from naru_proto.registry import ModelInfoRecord
+from naru_proto.errors import InvalidRequest
 from naru_proto.v1 import inference_pb2, worker_pb2
-from naru_router.adapters.dispatcher import Dispatcher, Job
+from naru_router.adapters.dispatcher import Job
+from naru_router.adapters.facts import ModelFacts
 from naru_router.adapters.fleet import Fleet
 from naru_router.adapters.metrics import Metrics
 from naru_router.adapters.templates import TemplateRenderer
@@ -23,9 +23,9 @@ from naru_router.core.routing import KEY_PREFIX_CHARS, route_key
 class JobMaker:
     """Makes jobs for models of the route map."""
 
-    def __init__(self, fleet: Fleet, dispatcher: Dispatcher, renderer: TemplateRenderer, metrics: Metrics) -> None:
+    def __init__(self, fleet: Fleet, facts: ModelFacts, renderer: TemplateRenderer, metrics: Metrics) -> None:
         self._fleet = fleet
-        self._dispatcher = dispatcher
+        self._facts = facts
         self._renderer = renderer
         self._metrics = metrics
 
@@ -34,12 +34,11 @@ class JobMaker:
 
         Raises:
             ModelNotFound: no such model.
-            Unavailable: no worker can serve it in time.
+            NaruError: its template is not known, and it could not be loaded in time.
             InvalidRequest: the template is absent, refuses the messages or takes too much.
         """
-        model, info = await self._ready(name)
-        if info is None:
-            raise Unavailable(f"the chat template of {model!r} is not known yet; send the request again")
+        model = self._fleet.route_map.resolve(name).name
+        info = await self._facts.of(model)
         try:
             text = await self._renderer.render(model, info, messages)
         except InvalidRequest:
@@ -49,17 +48,15 @@ class JobMaker:
         request = worker_pb2.GenerateRequest(model=model, text=text, add_special_tokens=False, sampling=sampling)
         return Job(model, request, _chat_key(model, messages), _num_choices(sampling))
 
-    async def completions(
-        self, name: str, prompts: Sequence[Prompt], sampling: inference_pb2.SamplingParams
-    ) -> list[Job]:
+    def completions(self, name: str, prompts: Sequence[Prompt], sampling: inference_pb2.SamplingParams) -> list[Job]:
         """The jobs of a completion, one a prompt.
 
         Raises:
             ModelNotFound: no such model.
-            Unavailable: no worker can serve it in time.
             ContextLengthExceeded: a prompt that no tokenizer could make fit.
         """
-        model, info = await self._ready(name)
+        model = self._fleet.route_map.resolve(name).name
+        info = self._fleet.route_map.info(model)
         jobs = []
         for prompt in prompts:
             if info is not None:
@@ -73,11 +70,6 @@ class JobMaker:
                 key = route_key(model, [str(prompt[:KEY_PREFIX_CHARS])])
             jobs.append(Job(model, request, key, _num_choices(sampling)))
         return jobs
-
-    async def _ready(self, name: str) -> tuple[str, ModelInfoRecord | None]:
-        model = self._fleet.route_map.resolve(name).name
-        await self._dispatcher.wait_ready(model)
-        return model, self._fleet.route_map.info(model)
 
 
 def _num_choices(sampling: inference_pb2.SamplingParams) -> int:

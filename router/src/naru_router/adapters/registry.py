@@ -20,9 +20,9 @@ from redis.exceptions import RedisError
 
 from naru_proto import names
 from naru_proto.errors import InternalError
-from naru_proto.registry import ModelInfoRecord, ModelRecord, WorkerRecord
+from naru_proto.registry import ModelInfoRecord, ModelRecord, ResidentRecord, WorkerRecord
 from naru_router.adapters.metrics import Metrics
-from naru_router.core.route_map import RouteMap
+from naru_router.core.route_map import RememberedInfo, RouteMap, remember
 
 _Record = TypeVar("_Record", ModelRecord, WorkerRecord, ModelInfoRecord)
 
@@ -67,6 +67,9 @@ class RegistryReader:
         self._metrics = metrics
         self._hint = asyncio.Event()
         self._infos: dict[str, ModelInfoRecord] = {}
+        self._remembered: dict[str, RememberedInfo] = {}
+        self._decoded: dict[str, dict[str, tuple[bytes, object]]] = {}
+        """Kind of record to name to the bytes last read and what they say."""
         self._read_at_s: float | None = None
         self._problem = "not read yet"
         self._warned: set[tuple[str, str]] = set()
@@ -126,7 +129,8 @@ class RegistryReader:
         workers = self._decode(leases, WorkerRecord, _is_worker)
         digests = {r.info_digest for w in workers.values() for r in w.models.values()} - {""}
         await self._read_infos(digests)
-        return RouteMap(models, workers, dict(self._infos))
+        self._remembered = remember(self._remembered, models, workers, self._infos)
+        return RouteMap(models, workers, dict(self._infos), self._remembered)
 
     async def _read_infos(self, digests: set[str]) -> None:
         """Content never changes under a digest: each is read once and kept while somebody refers to it."""
@@ -144,9 +148,19 @@ class RegistryReader:
     def _decode(
         self, raw: Mapping[str, bytes], record: type[_Record], is_sane: Callable[[str, _Record], bool]
     ) -> dict[str, _Record]:
-        """The records that can be read; a bad one is left out and warned of once."""
+        """The records that can be read; a bad one is left out and warned of once.
+
+        Most are as they were at the last reading: with thousands of models only what changed is worth parsing.
+        """
         records = {}
+        before = self._decoded.get(record.__name__, {})
+        self._decoded[record.__name__] = after = {}
         for name, data in raw.items():
+            known = before.get(name)
+            if known is not None and known[0] == data:
+                after[name] = known
+                records[name] = cast(_Record, known[1])
+                continue
             try:
                 value = record.from_json(data)
                 if not is_sane(name, value):
@@ -157,6 +171,7 @@ class RegistryReader:
                     logger.warning("the %s of %r in the route map is left out: %s", record.__name__, name, exc)
                 continue
             self._warned.discard((record.__name__, name))
+            after[name] = (data, value)
             records[name] = value
         return records
 
@@ -176,16 +191,21 @@ def _text(raw: bytes) -> str:
 
 
 def _is_model(name: str, record: ModelRecord) -> bool:
-    aliases = [isinstance(alias, str) for alias in record.aliases]
-    return record.name == name and all(aliases) and isinstance(record.created_s, int)
+    texts = [isinstance(text, str) for text in (*record.aliases, *record.pools)]
+    numbers = isinstance(record.created_s, int) and isinstance(record.generation, int)
+    return record.name == name and all(texts) and numbers
 
 
 def _is_worker(worker_id: str, record: WorkerRecord) -> bool:
-    residents = [
-        isinstance(r.state, str) and isinstance(r.info_digest, str) and isinstance(r.error, str)
-        for r in record.models.values()
-    ]
-    return record.worker_id == worker_id and isinstance(record.address, str) and all(residents)
+    texts = (record.address, record.epoch, record.pool)
+    is_sane = record.worker_id == worker_id and all(isinstance(text, str) for text in texts)
+    return is_sane and all(_is_resident(resident) for resident in record.models.values())
+
+
+def _is_resident(record: ResidentRecord) -> bool:
+    texts = (record.state, record.info_digest, record.error)
+    is_number = isinstance(record.generation, int) and isinstance(record.eta_s, int | float)
+    return is_number and all(isinstance(text, str) for text in texts)
 
 
 def _is_info(digest: str, record: ModelInfoRecord) -> bool:

@@ -23,6 +23,18 @@ class Ticket:
         self._failure: AttemptFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    async def arrived(self, timeout_s: float) -> bool:
+        """Whether a delta or the end comes within the time; takes nothing."""
+        if self._deltas or self._failure is not None:
+            return True
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._waiter
+        except TimeoutError:
+            return False
+        return True
+
     async def take(self) -> list[worker_pb2.Delta]:
         """All deltas that have come, at least one.
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 import orjson
 
-from naru_proto.errors import NaruError
+from naru_proto.errors import NaruError, Unavailable
+
+_MAX_RETRY_AFTER_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +38,28 @@ _TABLE: dict[str, ErrorShape] = {
 }
 
 
+class UnavailableUntil(Unavailable):
+    """No worker can serve it now, and it is known about when one can."""
+
+    def __init__(self, message: str, *, param: str = "", retry_after_s: int = 1) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+def with_eta(error: NaruError, eta_s: float) -> NaruError:
+    """The error, saying when to come back where it is one of a model whose load has `eta_s` left (0: unknown)."""
+    if error.code != Unavailable.code or not eta_s > 0:
+        return error
+    retry_after_s = math.ceil(min(eta_s, _MAX_RETRY_AFTER_S))
+    return UnavailableUntil(error.message, param=error.param, retry_after_s=retry_after_s)
+
+
 def error_shape(error: NaruError) -> ErrorShape:
     """The row of an error; unknown codes are our own fault."""
-    return _TABLE.get(error.code, _TABLE["internal_error"])
+    shape = _TABLE.get(error.code, _TABLE["internal_error"])
+    if isinstance(error, UnavailableUntil):
+        return dataclasses.replace(shape, retry_after_s=error.retry_after_s)
+    return shape
 
 
 def error_body(error: NaruError) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from naru_proto.errors import ModelNotFound, NaruError, Unavailable
+from naru_proto.errors import ModelNotFound, NaruError, Overloaded, Unavailable
 
 MAX_ATTEMPTS = 2
 """The first and one retry: a request that kills workers kills at most two."""
@@ -45,10 +45,14 @@ class RetryDecision:
     is_retry: bool
     error: NaruError
     reason: str
+    may_raise: bool = False
+    """Whether a worker may be asked to load the model for the next attempt. Not where a copy only refused: a busy one
+    would else have other models evicted for a second one.
+    """
 
 
-def decide_retry(failed: AttemptFailed, *, num_attempts: int, has_sent: bool) -> RetryDecision:
-    """Decides after attempt number `num_attempts` (from 1) has failed."""
+def decide_retry(failed: AttemptFailed, *, num_attempts: int, has_sent: bool, was_held: bool = False) -> RetryDecision:
+    """Decides after attempt number `num_attempts` (from 1) has failed; `was_held`: it waited for the model to load."""
     error = failed.error
     if failed.is_not_loaded:
         # The model exists, or it would have been refused before: this is no fault of the client's.
@@ -59,4 +63,6 @@ def decide_retry(failed: AttemptFailed, *, num_attempts: int, has_sent: bool) ->
         return RetryDecision(False, error, "no other worker would do better")
     if num_attempts >= MAX_ATTEMPTS:
         return RetryDecision(False, error, f"tried {num_attempts} times")
-    return RetryDecision(True, error, "not_loaded" if failed.is_not_loaded else failed.kind.value)
+    is_busy = isinstance(error, Overloaded)
+    may_raise = (was_held and not is_busy) or failed.is_not_loaded or failed.kind is FailureKind.STREAM_LOST
+    return RetryDecision(True, error, "not_loaded" if failed.is_not_loaded else failed.kind.value, may_raise)

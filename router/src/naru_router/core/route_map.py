@@ -5,6 +5,7 @@ Built by the registry reader from Redis, read by everything that answers for a m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,8 +14,15 @@ from naru_proto.errors import ModelNotFound
 from naru_proto.registry import ModelInfoRecord, ModelRecord, WorkerRecord
 
 READY = "ready"
-LOADING = frozenset({"cold", "fetching", "loading"})
 MAX_NAMES_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedInfo:
+    """Facts of a model that may have left all workers since."""
+
+    generation: int
+    info: ModelInfoRecord
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,8 @@ class RouteMap:
     """By worker id; those with a living lease."""
     infos: Mapping[str, ModelInfoRecord] = field(default_factory=dict)
     """By digest."""
+    remembered: Mapping[str, RememberedInfo] = field(default_factory=dict)
+    """By model; see `remember`."""
 
     @cached_property
     def _by_name(self) -> dict[str, ModelRecord]:
@@ -59,10 +69,6 @@ class RouteMap:
         """Workers that hold the model ready and take new requests, by id."""
         return [w for w in self._holders(model) if w.models[model].state == READY and not w.draining]
 
-    def loading_workers(self, model: str) -> list[WorkerRecord]:
-        """Workers where the model is on its way, by id."""
-        return [w for w in self._holders(model) if w.models[model].state in LOADING and not w.draining]
-
     def failures(self, model: str) -> list[str]:
         """Why loading failed, worker by worker."""
         return [
@@ -71,14 +77,40 @@ class RouteMap:
             if w.models[model].state == "failed"
         ]
 
+    def eta_s(self, model: str) -> float:
+        """Seconds until some worker has loaded the model, by the workers' own words; 0: unknown."""
+        etas = (w.models[model].eta_s for w in self._holders(model) if not w.draining)
+        return min((eta_s for eta_s in etas if 0 < eta_s < math.inf), default=0.0)
+
     def info(self, model: str) -> ModelInfoRecord | None:
-        """The loaded model's facts, from the first worker that tells them; ready ones first."""
+        """The model's facts, from the first worker that tells them, ready ones first; else as they were last told."""
         holders = sorted(self._holders(model), key=lambda w: w.models[model].state != READY)
         for worker in holders:
             info = self.infos.get(worker.models[model].info_digest)
             if info is not None:
                 return info
-        return None
+        remembered = self.remembered.get(model)
+        return remembered.info if remembered is not None else None
 
     def _holders(self, model: str) -> list[WorkerRecord]:
         return [self.workers[i] for i in sorted(self.workers) if model in self.workers[i].models]
+
+
+def remember(
+    before: Mapping[str, RememberedInfo],
+    models: Mapping[str, ModelRecord],
+    workers: Mapping[str, WorkerRecord],
+    infos: Mapping[str, ModelInfoRecord],
+) -> dict[str, RememberedInfo]:
+    """What is known of models that were loaded once, so that a chat for one that was evicted can be rendered at once.
+
+    Facts of a generation older than the registry's are dropped: the model may be another one.
+    """
+    kept = {name: it for name, it in before.items() if name in models and it.generation >= models[name].generation}
+    for worker in workers.values():
+        for name, resident in worker.models.items():
+            info = infos.get(resident.info_digest)
+            model = models.get(name)
+            if info is not None and model is not None and resident.generation >= model.generation:
+                kept[name] = RememberedInfo(resident.generation, info)
+    return kept

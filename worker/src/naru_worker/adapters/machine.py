@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -47,6 +48,26 @@ def rss_bytes() -> int:
     """Memory of this process that is in RAM now."""
     fields = _read(Path("/proc/self/statm")).split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
+
+
+def mapped_file_bytes(path: Path) -> int:
+    """Bytes of a file that are mapped into this process, as the kernel tells."""
+    num_bytes = 0
+    for line in _read(Path("/proc/self/maps")).splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5] == str(path):
+            first, _, last = fields[0].partition("-")
+            num_bytes += int(last, 16) - int(first, 16)
+    return num_bytes
+
+
+def image_budget_bytes(folder: Path) -> int:
+    """Half of what the disk has for packed images: free, or taken by them already."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    held = sum(file.stat().st_size for file in folder.glob("*.naru")) if folder.is_dir() else 0
+    return (shutil.disk_usage(existing).free + held) // 2
 
 
 def release_free_memory() -> None:

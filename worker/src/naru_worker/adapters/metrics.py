@@ -36,19 +36,27 @@ class WorkerSample:
     models: list[ModelSample]
     rss_bytes: int
     is_serving: bool
+    memory_bytes: dict[str, int]
+    """Of the budget, by kind: weights, kv, workspace, private, unreturned; and host, which has a budget of its own."""
+    budget_bytes: int
+    num_known_models: int
+    num_loads: int
+    num_evictions: int
+    num_failed_loads: int
 
 
 _GAUGES: tuple[tuple[str, str, Callable[[ModelSample], float]], ...] = (
     ("num_requests_running", "Sequences that are being computed", lambda s: s.stats.num_running),
     ("num_requests_waiting", "Sequences that wait for their turn", lambda s: s.stats.num_waiting),
-    ("kv_cache_usage_ratio", "Used KV blocks per block", lambda s: s.stats.kv_usage_ratio),
+    ("kv_cache_usage_ratio", "Used KV blocks per block there may ever be", lambda s: s.stats.kv_usage_ratio),
     (
         "kv_waste_ratio",
         "Slots of used KV blocks without a token, per slot",
         lambda s: s.kv.waste_ratio if s.kv else 0.0,
     ),
     ("kv_cached_blocks", "Free KV blocks that still hold a prefix", lambda s: s.kv.num_cached_blocks if s.kv else 0),
-    ("kv_blocks", "KV blocks", lambda s: s.stats.num_blocks),
+    ("kv_blocks", "Most KV blocks the model may have", lambda s: s.stats.num_blocks),
+    ("kv_committed_bytes", "Bytes of KV in memory now", lambda s: s.stats.kv_committed_bytes),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelSample], float]], ...] = (
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", lambda s: s.stats.prefix_query_tokens),
@@ -58,6 +66,9 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelSample], float]], ...] = (
     ("prefilled_tokens", "Tokens computed in runs: prompts and recomputation", lambda s: s.stats.prefilled_tokens),
     ("generation_tokens", "Tokens drawn", lambda s: s.stats.generated_tokens),
     ("engine_steps", "Steps of the engine", lambda s: s.stats.num_steps),
+    ("engine_compute_seconds", "Time of the engine thread given to the model", lambda s: s.stats.compute_s),
+    ("kv_grows", "Times the KV cache was granted memory", lambda s: s.stats.num_kv_grows),
+    ("kv_shrinks", "Times the KV cache gave memory back", lambda s: s.stats.num_kv_shrinks),
     ("engine_failed_steps", "Steps that failed", lambda s: s.stats.num_failed_steps),
 )
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelSample], Histogram]], ...] = (
@@ -81,6 +92,7 @@ class SampleCollector:
         sample = self._sample()
         yield core.GaugeMetricFamily("naru_worker_rss_bytes", "Memory of the process in RAM", sample.rss_bytes)
         yield core.GaugeMetricFamily("naru_worker_serving", "1 while health says SERVING", int(sample.is_serving))
+        yield from _residency(sample)
         for name, text, value in _GAUGES:
             gauge = core.GaugeMetricFamily(f"naru_{name}", text, labels=["model"])
             for model in sample.models:
@@ -104,6 +116,20 @@ class SampleCollector:
             for reason, count in sorted(model.stats.finished.items()):
                 ends.add_metric([model.model, reason], count)
         yield ends
+
+
+def _residency(sample: WorkerSample) -> Iterable[Any]:
+    from prometheus_client import core
+
+    memory = core.GaugeMetricFamily("naru_worker_memory_bytes", "Booked bytes of models", labels=["kind"])
+    for kind, num_bytes in sample.memory_bytes.items():
+        memory.add_metric([kind], num_bytes)
+    yield memory
+    yield core.GaugeMetricFamily("naru_worker_memory_budget_bytes", "Most that may be booked", sample.budget_bytes)
+    yield core.GaugeMetricFamily("naru_worker_known_models", "Models that may be asked for", sample.num_known_models)
+    yield core.CounterMetricFamily("naru_worker_model_loads", "Loads that succeeded", sample.num_loads)
+    yield core.CounterMetricFamily("naru_worker_model_evictions", "Unloads by own decision", sample.num_evictions)
+    yield core.CounterMetricFamily("naru_worker_model_load_failures", "Loads that failed", sample.num_failed_loads)
 
 
 class MetricsServer:

@@ -1,5 +1,7 @@
 """This worker's lease in the route map: written on each change, renewed before it expires, deleted at the end.
 
+What happened to its models goes into the stream of events on the way.
+
 Lives in the asyncio thread. Redis may be away, hang, refuse or be emptied: serving does not notice, and the lease comes
 back by itself. Nothing is read but whether the model infos are still there.
 """
@@ -15,6 +17,7 @@ from typing import Any
 
 from naru_proto import names
 from naru_proto.registry import ModelInfoRecord, WorkerRecord
+from naru_worker.adapters.engine.changes import ChangeLog
 from naru_worker.settings import RegistrySettings
 
 _log = logging.getLogger(__name__)
@@ -23,6 +26,8 @@ INFO_TTL_S = 3600
 """Model infos outlive the leases that name them, but not for ever; renewed with each lease."""
 MAX_PAUSE_S = 5.0
 """Longest pause between two tries while Redis is away."""
+MAX_CHANGES_AT_ONCE = 256
+"""Events of one write; more go with the next."""
 MIN_INTERVAL_S = 0.05
 """Changes that come faster (progress of a download) are written together."""
 
@@ -35,7 +40,10 @@ class LeaseKeeper:
         settings: RegistrySettings,
         record: Callable[[], WorkerRecord],
         infos: Callable[[], list[ModelInfoRecord]],
+        changes: ChangeLog,
     ) -> None:
+        """`changes` is emptied as they are told."""
+        self._changes = changes
         self._settings = settings
         self._record = record
         self._infos = infos
@@ -130,10 +138,31 @@ class LeaseKeeper:
             pipe.expire(names.key_model_info(digest), INFO_TTL_S)
         if told != self._told:
             pipe.publish(names.CHANNEL_CHANGES, f"worker:{record.worker_id}")
+        num_before = 2 + len(infos)
+        told_number = self._add_changes(pipe, record)
         replies = await pipe.execute()
+        self._changes.told(told_number)
         self._told = told
-        self._written = {d for d, renewed in zip(infos, replies[2:], strict=False) if renewed}
+        self._written = {d for d, renewed in zip(infos, replies[2:num_before], strict=False) if renewed}
         await self._write_infos({d: i for d, i in infos.items() if d not in self._written})
+
+    def _add_changes(self, pipe: Any, record: WorkerRecord) -> int:
+        """Puts the oldest changes into the pipeline; returns the number of the last one."""
+        batch = self._changes.oldest(MAX_CHANGES_AT_ONCE)
+        for change in batch:
+            fields = {
+                "worker": record.worker_id,
+                "epoch": record.epoch,
+                "model": change.model,
+                "from": change.old.value,
+                "to": change.new.value,
+                "reason": change.reason,
+                "at_ms": int(change.at_s * 1000),
+            }
+            pipe.xadd(names.KEY_EVENTS, fields, maxlen=names.MAX_EVENTS, approximate=True)
+        if len(self._changes) > len(batch):
+            self.poke()
+        return batch[-1].number if batch else 0
 
     async def _write_infos(self, infos: dict[str, ModelInfoRecord]) -> None:
         """Before the lease that names them; again where the board was emptied."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from naru_worker.core.blocks import Block, BlockPool
+from naru_worker.core.kv_growth import KVGrowth
 from naru_worker.core.kv_stats import KVStats, count_wasted_slots
 from naru_worker.core.prefix_cache import BlockHasher, PrefixCache, root_hash
 from naru_worker.core.request import Sequence
@@ -36,19 +37,28 @@ NO_MATCH = PrefixMatch()
 class KVManager:
     """The KV cache of one model, as numbers. Mutates `block_table`, `block_hashes` and (fork, free) the computed count.
 
-    `num_blocks` includes the null block. `model_revision` names the exact weights and goes into every hash.
+    `num_blocks` includes the null block; with `growth` it is the most there will ever be, and the pool starts with the
+    floor. `model_revision` names the exact weights and goes into every hash.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, model_revision: str, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        model_revision: str,
+        enable_prefix_caching: bool = True,
+        growth: KVGrowth | None = None,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size!r}; it must be at least 1")
+        self.num_blocks = num_blocks
         self.block_size = block_size
+        self.growth = growth
         self.epoch = 0
         """Grows with every `reset`: hashes reported under an older one are void."""
         self.cache = PrefixCache()
-        self._pool = BlockPool(num_blocks, self.cache.remove)
+        self._pool = BlockPool(num_blocks, self.cache.remove, growth)
         self._hasher = BlockHasher(block_size)
         self._model_revision = model_revision
         self._is_caching = enable_prefix_caching
@@ -61,21 +71,36 @@ class KVManager:
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks that sequences can hold together."""
+        """Blocks that sequences can hold together in the memory there is now."""
         return self._pool.num_usable
 
     @property
+    def max_usable_blocks(self) -> int:
+        """Blocks that sequences can hold together when all memory is there."""
+        return self._pool.max_usable
+
+    @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be given out now."""
+        """Blocks that can be given out without more memory."""
         return self._pool.num_free
+
+    @property
+    def num_committed_chunks(self) -> int:
+        """Chunks there are now."""
+        return self._pool.num_committed_chunks
+
+    @property
+    def num_reclaimable_chunks(self) -> int:
+        """Chunks that `shrink` could give up now."""
+        return self._pool.num_reclaimable_chunks
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens of one sequence."""
         return -(-num_tokens // self.block_size)
 
     def can_ever_fit(self, num_tokens: int) -> bool:
-        """Whether one sequence of this length fits the empty pool."""
-        return self.num_blocks_for(num_tokens) <= self._pool.num_usable
+        """Whether one sequence of this length fits the empty pool, all memory given."""
+        return self.num_blocks_for(num_tokens) <= self._pool.max_usable
 
     def num_blocks_for_choices(self, num_prompt_tokens: int, num_tokens: int, n: int) -> int:
         """Blocks that n forks of one prompt hold side by side when each has `num_tokens` in the cache."""
@@ -90,10 +115,16 @@ class KVManager:
     def stats(self, sequences: Iterable[Sequence]) -> KVStats:
         """Counts blocks and slots. `sequences`: all that hold blocks."""
         wasted = count_wasted_slots(sequences, self.block_size)
-        num_free = self._pool.num_free
-        num_used = self._pool.num_usable - num_free
+        pool = self._pool
+        num_used = pool.num_usable - pool.num_free
         return KVStats(
-            self._pool.num_usable, num_used, num_free, self._pool.num_free_cached, num_used * self.block_size, wasted
+            pool.max_usable,
+            num_used,
+            pool.max_usable - num_used,
+            pool.num_free_cached,
+            num_used * self.block_size,
+            wasted,
+            pool.num_usable,
         )
 
     # --- a step ---------------------------------------------------------------------------------------------------
@@ -125,7 +156,7 @@ class KVManager:
         return PrefixMatch(tuple(blocks[: self.num_blocks_for(num_hit_tokens)]), num_hit_tokens, awaited)
 
     def admit(self, sequence: Sequence, match: PrefixMatch, num_tokens: int, num_spare_blocks: int) -> bool:
-        """Gives a sequence its hits and room for `num_tokens` more: all of it, or False and nothing changed.
+        """Gives a sequence its hits and room for `num_tokens` more: all of it, or False and the sequence has nothing.
 
         All its known tokens must fit and leave `num_spare_blocks`, though only `num_tokens` are allocated now: a
         prompt let in by halves would only be preempted.
@@ -135,7 +166,7 @@ class KVManager:
         num_new = self.num_blocks_for(len(sequence.token_ids)) - len(match.blocks)
         if match.num_tokens % self.block_size and match.blocks[-1].ref_count > 0:
             num_new += 1
-        if self._pool.num_free - num_revived - num_new < num_spare_blocks:
+        if not self._pool.make_room(num_new, num_revived + num_spare_blocks):
             return False
         for block in match.blocks:
             self._pool.acquire(block)
@@ -150,7 +181,7 @@ class KVManager:
         return True
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Makes the next `num_tokens` slots of a sequence its own to write: all, or False and nothing changed."""
+        """Makes the next `num_tokens` slots of a sequence its own to write: all, or False and its table stays."""
         size = self.block_size
         table = sequence.block_table
         computed = sequence.num_computed_tokens
@@ -215,6 +246,14 @@ class KVManager:
         sequence.block_table = []
         sequence.num_computed_tokens = 0
 
+    def shrink(self, num_chunks: int) -> list[int]:
+        """Gives up so many chunks, or as many as no sequence holds a block of, down to the floor; their indices.
+
+        Cached prefixes in them are forgotten, chunk by chunk: a chain may lose its head before its tail. Call it
+        between two steps.
+        """
+        return self._pool.shrink(num_chunks)
+
     def reset(self) -> None:
         """Forgets all cached content (new weights). No sequence may hold blocks; starts a new epoch."""
         self.forget_copies()
@@ -235,12 +274,16 @@ class KVManager:
         free_ids = self._pool.free_ids()
         free = set(free_ids)
         assert len(free) == len(free_ids), "a block is free twice"
-        for block in self._pool.blocks[1:]:
+        self._pool.check()
+        for block in self._pool.committed():
             assert block.ref_count == held.get(block.block_id, 0), f"block {block.block_id}: wrong reference count"
             assert (block.ref_count == 0) == (block.block_id in free), f"block {block.block_id} is lost"
             assert block.block_hash is None or self.cache.lookup([block.block_hash]) == [block]
+            held.pop(block.block_id, None)
+            free.discard(block.block_id)
+        assert not held and not free, "a block that is not there is held or free"
         assert len(self.cache) == sum(block.block_hash is not None for block in self._pool.blocks)
-        cached = sum(self._pool.blocks[block_id].block_hash is not None for block_id in free)
+        cached = sum(self._pool.blocks[block_id].block_hash is not None for block_id in free_ids)
         assert cached == self._pool.num_free_cached, "cached blocks are miscounted"
 
     # --- parts ----------------------------------------------------------------------------------------------------

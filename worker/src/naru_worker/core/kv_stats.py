@@ -16,15 +16,17 @@ class KVStats:
     """Blocks and slots of this instant. ``num_used_blocks + num_free_blocks == num_blocks`` between steps."""
 
     num_blocks: int
-    """Usable blocks: the null block is not among them."""
+    """Usable blocks when all memory is given: the null block is not among them."""
     num_used_blocks: int
     num_free_blocks: int
-    """Cached ones included."""
+    """Cached ones included, and those that memory is not given for now."""
     num_cached_blocks: int
     """Free, and still holding a prefix that can be hit."""
     num_used_slots: int
     num_wasted_slots: int
     """Slots of used blocks that hold no token; a shared block counts once."""
+    num_committed_blocks: int = 0
+    """Usable blocks that memory is given for now."""
 
     @property
     def waste_ratio(self) -> float:
@@ -33,7 +35,7 @@ class KVStats:
 
     @property
     def usage_ratio(self) -> float:
-        """Used blocks per block, in [0, 1]."""
+        """Used blocks per block that there may ever be, in [0, 1]."""
         return self.num_used_blocks / self.num_blocks
 
 

@@ -1,6 +1,7 @@
-"""How much memory a model gets, decided from its files' sizes before any weight is read.
+"""How much memory a model may ever get, decided from its files' sizes before any weight is read.
 
-Called by the model host. Bytes in, blocks out.
+Called by the loader. Bytes in, blocks out. What is free at the moment is the hub's business: a KV cache starts small,
+and grows while there is room.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from naru_proto.errors import LoadError
 
 MIN_SHORTENED_TOKENS = 512
-"""A context is cut down to what the KV pool holds, but not below this (or the model's own, if that is shorter)."""
+"""A context is cut down to what the KV cache can hold, but not below this (or the model's own, if that is shorter)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class MemoryNeed:
     """What a model's files say."""
 
     weight_bytes: int
+    """Everything that comes with a load beside KV: weights, activations, tokenizer."""
     kv_block_bytes: int
     """One block over all layers."""
     block_size: int
@@ -39,22 +41,21 @@ class MemoryPlan:
     """What the model gets."""
 
     num_blocks: int
-    """Null block included."""
+    """The most there will ever be; null block included."""
     max_model_len: int
     kv_bytes: int
-    total_bytes: int
-    """Weights and KV: what is booked for it."""
+    """Of all blocks."""
     reason: str = ""
     """Why it is less than the model could use, where it is."""
 
 
-def plan_memory(model: str, need: MemoryNeed, wish: MemoryWish, free_bytes: int) -> MemoryPlan:
-    """Blocks and context of a model, within `free_bytes`.
+def plan_memory(model: str, need: MemoryNeed, wish: MemoryWish, budget_bytes: int) -> MemoryPlan:
+    """Most blocks, and context, of a model that has a whole budget to itself.
 
-    A named KV size or context is kept or refused, never changed; the defaults shrink to what there is.
+    A named KV size or context is kept or refused, never changed; the defaults shrink to what the budget allows.
 
     Raises:
-        LoadError: it does not fit; says what is needed and what is free.
+        LoadError: it can never fit; says what is needed and what the budget is.
     """
     longest = need.max_position_embeddings
     context = wish.max_model_len or longest
@@ -64,10 +65,10 @@ def plan_memory(model: str, need: MemoryNeed, wish: MemoryWish, free_bytes: int)
             param="max_model_len",
         )
     blocks_per_sequence = -(-context // need.block_size)
-    room_bytes = free_bytes - need.weight_bytes
+    room_bytes = budget_bytes - need.weight_bytes
     if wish.kv_cache_bytes is not None:
         if wish.kv_cache_bytes > room_bytes:
-            raise LoadError(_does_not_fit(model, need, wish.kv_cache_bytes, free_bytes), param="kv_cache_bytes")
+            raise LoadError(_does_not_fit(model, need, wish.kv_cache_bytes, budget_bytes), param="kv_cache_bytes")
         num_blocks = wish.kv_cache_bytes // need.kv_block_bytes
     else:
         useful = wish.max_num_seqs * blocks_per_sequence + 1
@@ -86,20 +87,21 @@ def plan_memory(model: str, need: MemoryNeed, wish: MemoryWish, free_bytes: int)
                 f"{least_bytes}; raise it or lower max_model_len",
                 param="kv_cache_bytes",
             )
-        raise LoadError(_does_not_fit(model, need, least_bytes, free_bytes))
+        raise LoadError(_does_not_fit(model, need, least_bytes, budget_bytes))
     reason = f"max_model_len is {held_tokens}, not {context}: the KV cache of {num_blocks} blocks holds no more"
     return _plan(need, num_blocks, held_tokens, reason)
 
 
 def _plan(need: MemoryNeed, num_blocks: int, max_model_len: int, reason: str) -> MemoryPlan:
     kv_bytes = num_blocks * need.kv_block_bytes
-    return MemoryPlan(num_blocks, max_model_len, kv_bytes, need.weight_bytes + kv_bytes, reason)
+    return MemoryPlan(num_blocks, max_model_len, kv_bytes, reason)
 
 
-def _does_not_fit(model: str, need: MemoryNeed, kv_bytes: int, free_bytes: int) -> str:
+def _does_not_fit(model: str, need: MemoryNeed, kv_bytes: int, budget_bytes: int) -> str:
     return (
-        f"model {model!r} needs {_mb(need.weight_bytes + kv_bytes)} ({_mb(need.weight_bytes)} of weights and "
-        f"{_mb(kv_bytes)} of KV cache), {_mb(free_bytes)} are free; unload another model or give it less KV cache"
+        f"model {model!r} needs {_mb(need.weight_bytes + kv_bytes)} ({_mb(need.weight_bytes)} of weights and work "
+        f"space, {_mb(kv_bytes)} of KV cache); this worker's whole budget is {_mb(budget_bytes)}; raise "
+        "memory_budget_bytes or give it less KV cache"
     )
 
 

@@ -41,7 +41,6 @@ class Planner:
         self._roster = roster
         self._prompt_logprobs = prompt_logprobs
         self._counters = counters
-        self._num_watermark_blocks = math.ceil(config.watermark_ratio * kv.num_usable_blocks)
 
     def plan(self) -> StepPlan:
         """The next step."""
@@ -55,7 +54,13 @@ class Planner:
         if draft.is_empty and not draft.ended:
             # The important one found no room, and those held back for it no blocks: they go on at others' cost.
             self._plan_running(draft, None)
+        has_work = bool(self._roster.running) or bool(self._roster.waiting)
+        draft.is_starved = draft.is_empty and not draft.ended and has_work
         return draft.plan(self._kv.copies())
+
+    @property
+    def _num_watermark_blocks(self) -> int:
+        return math.ceil(self._config.watermark_ratio * self._kv.num_usable_blocks)
 
     def _plan_running(self, draft: StepDraft, priority_waiting: int | None) -> None:
         """Books running sequences. Prompts less important than who waits first get only what that one leaves."""
@@ -78,11 +83,13 @@ class Planner:
     def _make_room(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> bool:
         """Allocates for a running sequence, preempting from the end of the order; False: it lost its own place."""
         while not self._kv.allocate(sequence, num_tokens):
-            if len(self._roster.running) == 1:
+            is_alone = len(self._roster.running) == 1
+            if is_alone and not self._kv.can_ever_fit(sequence.num_computed_tokens + num_tokens):
                 # It has the pool for itself and has outgrown it.
                 self._end_outgrown(sequence, draft)
                 return False
-            # Rows are booked in order, so the victim has no row and no copy in this plan.
+            # Alone, it waits for memory that other models hold, and leaves them its own: two models that each wait for
+            # the other's would wait for ever. Rows are booked in order: the victim has no row and no copy in this plan.
             victim = self._roster.preempt_last()
             self._counters.num_preemptions += 1
             draft.preempted.append(victim)

@@ -73,7 +73,7 @@ class CacheEvents:
 
 
 class PrefixCache:
-    """The map from hash to block. Holds no references: a block leaves the map when the pool gives it out anew."""
+    """The map from hash to block. Holds no references: a block leaves it when the pool gives it out anew, or up."""
 
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
         self._blocks: dict[bytes, Block] = {}

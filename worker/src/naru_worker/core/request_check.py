@@ -1,6 +1,7 @@
 """Admission checks that need no state: whether a request could ever be served by this model and this pool.
 
-Called by the scheduler before it takes a request. What passes here is certain to run some day.
+Called by the scheduler before it takes a request. What passes here is certain to run some day, or to be
+told that its memory was not given in time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _check_context(request: Request, config: SchedulerConfig) -> None:
 
 def _check_pool(request: Request, config: SchedulerConfig, kv: KVManager) -> None:
     num_prompt = len(request.prompt_token_ids)
-    pool = f"the KV cache has {kv.num_usable_blocks} blocks of {kv.block_size} tokens"
+    pool = f"the KV cache has {kv.max_usable_blocks} blocks of {kv.block_size} tokens"
     if not kv.can_ever_fit(num_prompt):
         raise ContextLengthExceeded(
             f"the prompt has {num_prompt} tokens and needs {kv.num_blocks_for(num_prompt)} KV blocks; {pool}; "
@@ -66,7 +67,7 @@ def _check_pool(request: Request, config: SchedulerConfig, kv: KVManager) -> Non
     # The last output token is drawn, but never computed.
     num_tokens = min(num_prompt + max(num_output - 1, 0), config.max_model_len)
     num_blocks = kv.num_blocks_for_choices(num_prompt, num_tokens, params.n)
-    if num_blocks > kv.num_usable_blocks:
+    if num_blocks > kv.max_usable_blocks:
         raise ContextLengthExceeded(
             f"n is {params.n}: that many choices of up to {num_tokens} tokens need {num_blocks} KV blocks; {pool}; "
             "lower n or max_tokens",

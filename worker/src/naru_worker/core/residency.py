@@ -1,7 +1,6 @@
-"""What a worker does when a model is to be loaded or unloaded: decisions over the last thing that was asked.
+"""The words for a model on a worker: its states, and what is to be loaded under its name.
 
-Called by the model host, which carries them out one at a time per model. The end state is the last one asked for;
-what an older generation asks is refused.
+Used by the hub, which decides, by its shell, and by the server, which tells.
 """
 
 from __future__ import annotations
@@ -17,10 +16,17 @@ class ModelState(enum.Enum):
 
     COLD = "cold"
     FETCHING = "fetching"
+    HOST = "host"
     LOADING = "loading"
     READY = "ready"
+    ACTIVE = "active"
     DRAINING = "draining"
     FAILED = "failed"
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests of the model go to its engine."""
+        return self in (ModelState.READY, ModelState.ACTIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,10 @@ class LoadOptions:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_bytes: int | None = None
+    """The most the KV cache grows to."""
     enable_prefix_caching: bool | None = None
+    kv_cache_min_bytes: int | None = None
+    """What the KV cache starts with and keeps."""
 
     def __post_init__(self) -> None:
         """Checks ranges.
@@ -39,10 +48,15 @@ class LoadOptions:
         Raises:
             InvalidRequest: a number is not positive.
         """
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes"):
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "kv_cache_min_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}; it must be at least 1", param=name)
+        if self.kv_cache_bytes is not None and (self.kv_cache_min_bytes or 0) > self.kv_cache_bytes:
+            raise InvalidRequest(
+                f"kv_cache_min_bytes is {self.kv_cache_min_bytes}, above kv_cache_bytes {self.kv_cache_bytes}",
+                param="kv_cache_min_bytes",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,46 +66,3 @@ class ModelSpec:
     uri: str
     revision: str = ""
     options: LoadOptions = LoadOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class Desired:
-    """The last thing asked for of a model. `spec` None: not in memory."""
-
-    generation: int
-    spec: ModelSpec | None
-
-
-def ask_load(model: str, last: Desired | None, generation: int, spec: ModelSpec) -> Desired:
-    """What is desired after a load was asked for.
-
-    Raises:
-        InvalidRequest: the generation is older than one seen, or stands for something else already.
-    """
-    _refuse_older(model, last, generation)
-    if last is not None and last.generation == generation and last.spec is not None and last.spec != spec:
-        raise InvalidRequest(
-            f"generation {generation} of model {model!r} stands for {last.spec.uri!r} with other files or options; "
-            "raise the generation to replace it, or unload it first",
-            param="generation",
-        )
-    return Desired(generation, spec)
-
-
-def ask_unload(model: str, last: Desired | None, generation: int) -> Desired:
-    """What is desired after an unload was asked for.
-
-    Raises:
-        InvalidRequest: the generation is older than one seen.
-    """
-    _refuse_older(model, last, generation)
-    return Desired(generation, None)
-
-
-def _refuse_older(model: str, last: Desired | None, generation: int) -> None:
-    if last is not None and generation < last.generation:
-        raise InvalidRequest(
-            f"generation {generation} of model {model!r} is older than {last.generation}, which this worker has seen; "
-            "ask with the newest one",
-            param="generation",
-        )

@@ -87,7 +87,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True while a call of `plan` would give rows or end a sequence."""
+        """True while a call of `plan` would give rows or end a sequence, unless it is starved of memory."""
         return bool(self._roster.running) or bool(self._roster.waiting)
 
     @property
@@ -99,6 +99,12 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences ready to run that hold nothing."""
         return len(self._roster.waiting)
+
+    @property
+    def first_waiting(self) -> Request | None:
+        """Whose sequence is let in next."""
+        waiting = self._roster.waiting
+        return waiting[0].request if waiting else None
 
     @property
     def num_requests(self) -> int:
@@ -117,7 +123,7 @@ class Scheduler:
     # --- a step ----------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
-        """What the next step computes. Rows are empty only when there is no work, or all of it ended."""
+        """What the next step computes. Rows are empty only without work, when all of it ended, or when starved."""
         return self._planner.plan()
 
     def commit(self, plan: StepPlan, results: collections.abc.Sequence[RowResult]) -> list[SequenceOutput]:

@@ -39,6 +39,11 @@ class StepPlan:
     """Sequences that lost their blocks in this plan; they are waiting again."""
     ended: tuple[Sequence, ...] = ()
     """Sequences finished by the planner itself (grown past the pool with nobody left to preempt)."""
+    is_starved: bool = False
+    """Nothing to run although sequences wait: the pool may have more blocks, but is given no memory for them now.
+
+    Everything waits and holds nothing. Plan again when memory may have come free, or end the first that waits.
+    """
 
     @property
     def num_tokens(self) -> int:

@@ -44,6 +44,7 @@ class StepDraft:
     shares: list[Share] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     ended: list[Sequence] = field(default_factory=list)
+    is_starved: bool = False
 
     def __post_init__(self) -> None:
         """Starts with the whole share."""
@@ -78,4 +79,5 @@ class StepDraft:
             samples = num_tokens == share.num_missing and sequence.request.params.max_tokens != 0
             row = Row(sequence, sequence.num_computed_tokens, num_tokens, samples)
             kinds[2 * row.is_prompt + (num_tokens > 1)].append(row)
-        return StepPlan(tuple(row for kind in kinds for row in kind), copies, tuple(self.preempted), tuple(self.ended))
+        rows = tuple(row for kind in kinds for row in kind)
+        return StepPlan(rows, copies, tuple(self.preempted), tuple(self.ended), self.is_starved)

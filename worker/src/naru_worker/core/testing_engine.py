@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from naru_worker.core.kv_growth import KVGrowth
 from naru_worker.core.kv_manager import KVManager
 from naru_worker.core.request import FinishReason, Request, RequestId, Sequence
 from naru_worker.core.sampling import SamplingParams
@@ -33,7 +34,9 @@ class PretendEngine:
         watermark_ratio: float = 0.01,
         enable_prefix_caching: bool = True,
         revision: str = "a",
+        growth: KVGrowth | None = None,
     ) -> None:
+        """`growth`: its memory comes and goes; the pretend model loses what is given up."""
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -44,7 +47,11 @@ class PretendEngine:
             watermark_ratio=watermark_ratio,
         )
         self.kv = KVManager(
-            num_blocks, block_size, model_revision=revision, enable_prefix_caching=enable_prefix_caching
+            num_blocks,
+            block_size,
+            model_revision=revision,
+            enable_prefix_caching=enable_prefix_caching,
+            growth=growth,
         )
         self.scheduler = Scheduler(self.config, self.kv)
         self.model = PretendModel(block_size, vocab_size, revision)
@@ -89,7 +96,9 @@ class PretendEngine:
         plan = self.scheduler.plan()
         self.plans.append(plan)
         assert plan.num_tokens <= self.config.max_num_batched_tokens, "the budget is exceeded"
-        assert bool(plan.rows or plan.ended) == had_work, "work without progress"
+        assert plan.is_starved <= (self.kv.num_usable_blocks < self.kv.max_usable_blocks), "starved with all memory"
+        assert bool(plan.rows or plan.ended) == (had_work and not plan.is_starved), "work without progress"
+        assert not (plan.is_starved and self.scheduler.num_running), "starved, and memory is held"
         kinds = [(row.is_prompt, row.num_tokens > 1) for row in plan.rows]
         assert kinds == sorted(kinds), "generated tokens come first, and single ones before runs"
         for row in plan.rows:
@@ -104,6 +113,17 @@ class PretendEngine:
         self.take(self.scheduler.fail_step(plan) if fails else self.scheduler.commit(plan, results))
         self.scheduler.check()
         return plan
+
+    def shrink(self, num_chunks: int) -> list[int]:
+        """Gives up chunks; what stood in them is gone."""
+        assert self.kv.growth is not None, "a fixed pool does not shrink"
+        chunks = self.kv.shrink(num_chunks)
+        chunk_slots = self.kv.growth.chunk_blocks * self.kv.block_size
+        for chunk in chunks:
+            for slot in range(chunk * chunk_slots, (chunk + 1) * chunk_slots):
+                self.model.slots.pop(slot, None)
+        self.scheduler.check()
+        return chunks
 
     def take(self, outputs: list[SequenceOutput]) -> None:
         """Books outputs: each sequence ends once, and gains nothing afterwards."""

@@ -23,7 +23,7 @@ class CompletionEndpoint(GenerationEndpoint):
     async def answer(self, body: dict[str, object], exchange: Exchange) -> None:
         """Runs the completion and sends its answer."""
         call = parse_completion(body)
-        jobs = await self._edge.jobs.completions(call.model, call.prompts, call.sampling)
+        jobs = self._edge.jobs.completions(call.model, call.prompts, call.sampling)
         exchange.model = jobs[0].model
         answer_id = f"cmpl-{exchange.answer_id}"
         if call.stream:

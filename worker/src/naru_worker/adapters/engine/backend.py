@@ -24,6 +24,9 @@ class Backend(Protocol):
     def kv_block_bytes(self, config: ModelConfig, options: RunnerOptions) -> int:
         """Bytes of one KV block over all layers."""
 
+    def workspace_bytes(self, config: ModelConfig, options: RunnerOptions) -> int:
+        """Bytes of the activations of a step; all models of a process share one workspace."""
+
 
 def open_backend(name: str) -> Backend:
     """The backend of that name.

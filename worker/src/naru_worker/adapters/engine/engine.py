@@ -1,6 +1,10 @@
 """One loaded model's engine: plan, run, commit, and text out. The engine loop owns it and calls it in its thread.
 
 scheduler.plan ─► batch and sampling arrays ─► runner.run (no GIL) ─► scheduler.commit ─► text ─► deltas
+
+A step may find that weights it needs are still being loaded: it is held, and the very same step is run again at the
+next turn. Requests that come or are cancelled meanwhile go straight to the scheduler, whose `commit` ignores rows of
+what was cancelled; a held step that nobody waits for any more is dropped.
 """
 
 from __future__ import annotations
@@ -8,21 +12,47 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from naru_proto.errors import InternalError, NaruError
+from naru_proto.errors import InternalError, LoadError, NaruError, Overloaded, Unavailable
 from naru_worker.adapters.engine.batch import BatchBuilder
 from naru_worker.adapters.engine.deltas import Outbox, SequenceDelta
 from naru_worker.adapters.engine.request_output import RequestOutput, is_stopped_by_text
-from naru_worker.adapters.engine.sampling_rows import SamplingBuilder, SequenceSampling, row_results, wanted_rows
+from naru_worker.adapters.engine.sampling_rows import (
+    RowRequest,
+    SamplingBuilder,
+    SequenceSampling,
+    row_results,
+    wanted_rows,
+)
 from naru_worker.adapters.engine.stats import EngineStats
 from naru_worker.adapters.engine.token_table import TokenTable
-from naru_worker.adapters.ops.protocol import Runner, RunnerOptions
+from naru_worker.adapters.memory.kv_space import KVSpace
+from naru_worker.adapters.ops.protocol import BatchInputs, Runner, RunnerOptions, SamplingBatch, WeightsPending
 from naru_worker.core.kv_stats import KVStats
-from naru_worker.core.request import FinishReason, Request, RequestId, Sequence
+from naru_worker.core.memory_wait import MemoryWait
+from naru_worker.core.request import FinishReason, Request, RequestId, Sequence, SequenceState
 from naru_worker.core.scheduler import Scheduler
 from naru_worker.core.step import RowResult, SequenceOutput, StepPlan
 
 _log = logging.getLogger(__name__)
+
+MEMORY_WAIT_S = 10.0
+"""A request waits this long for KV memory that other models hold, while its own model can run nothing at all."""
+WEIGHTS_WAIT_S = 0.03
+"""A step waits this long for weights, at most: a request for another model may come meanwhile."""
+PENDING_RETRY_S = 0.002
+"""A held step is begun at most once in this time; the runner itself waits for weights a little."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltStep:
+    """A step ready to run, once or again: its arrays stay as they are until the next one is built."""
+
+    plan: StepPlan
+    wanted: list[RowRequest]
+    batch: BatchInputs
+    sampling: SamplingBatch
 
 
 class ModelEngine:
@@ -36,9 +66,16 @@ class ModelEngine:
         tokens: TokenTable,
         vocab_limit: int,
         clock: Callable[[], float] = time.monotonic,
+        kv_space: KVSpace | None = None,
+        memory_wait_s: float = MEMORY_WAIT_S,
     ) -> None:
-        """`vocab_limit`: ids at or above it are never drawn."""
-        self.stats = EngineStats(num_blocks=scheduler.kv.num_usable_blocks)
+        """`vocab_limit`: ids at or above it are never drawn. `kv_space`: the growth of the scheduler's KV manager.
+
+        Raises:
+            ValueError: the scheduler's KV manager was not made with `kv_space`.
+        """
+        self.stats = EngineStats(num_blocks=scheduler.kv.max_usable_blocks)
+        self.kv_space = kv_space
         self._scheduler = scheduler
         self._runner = runner
         self._tokens = tokens
@@ -47,12 +84,43 @@ class ModelEngine:
         self._samplings = SamplingBuilder(vocab_limit)
         self._outputs: dict[RequestId, RequestOutput] = {}
         self._sampling: dict[Sequence, SequenceSampling] = {}
+        self._held: _BuiltStep | None = None
+        self._held_until_s = 0.0
+        self._memory_wait = MemoryWait(memory_wait_s)
+        if kv_space is not None:
+            kv_space.attach(scheduler.kv, self._refresh_stats)
         self._refresh_stats()
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step would do anything now: not before its time while weights or memory are on their way."""
+        if self._held is not None:
+            return self._clock() >= self._held_until_s
+        if self._memory_wait.is_waiting:
+            return self._memory_wait.is_due(self._clock(), self._memory_version)
         return self._scheduler.has_work
+
+    @property
+    def wake_s(self) -> float | None:
+        """When there will be work again though there is none now; None: not before a command comes."""
+        if self._held is not None:
+            return self._held_until_s
+        return self._memory_wait.wake_s if self._memory_wait.is_waiting else None
+
+    @property
+    def kv_committed_bytes(self) -> int:
+        """Bytes of the KV cache now; 0 where it neither grows nor shrinks. May be read from any thread."""
+        return 0 if self.kv_space is None else self.kv_space.committed_bytes
+
+    def queue_age_s(self) -> float:
+        """How long ago the first of the waiting requests arrived; 0: none waits."""
+        first = self._scheduler.first_waiting
+        output = None if first is None else self._outputs.get(first.request_id)
+        return 0.0 if output is None else self._clock() - output.arrived_s
+
+    def trim_kv(self, num_bytes: int) -> int:
+        """Gives up cached prefixes until so many bytes have come back; returns how many did. Engine thread only."""
+        return 0 if self.kv_space is None else self.kv_space.trim(num_bytes)
 
     def submit(self, request: Request, arrived_s: float, outbox: Outbox) -> None:
         """Takes a request; what is wrong with it becomes its last delta."""
@@ -71,7 +139,7 @@ class ModelEngine:
         eos = self._scheduler.config.eos_token_ids
         for sequence in request.sequences:
             self._sampling[sequence] = SequenceSampling(sequence, eos)
-        self.stats.num_waiting = self._scheduler.num_waiting
+        self._refresh_stats()
 
     def cancel(self, request_id: RequestId, error: NaruError | None, outbox: Outbox) -> None:
         """Ends a request, as cancelled or with `error`; an unknown or finished one is ignored."""
@@ -80,22 +148,40 @@ class ModelEngine:
             return
         output.error = error
         self._deliver(self._scheduler.cancel(request_id), outbox)
+        self._drop_held(outbox)
+        self._memory_wait.hurry()
         self._refresh_stats()
 
-    def step(self, outbox: Outbox) -> None:
-        """One step. A fault in it ends the requests of that step, and is not raised."""
+    def step(self, outbox: Outbox, *, is_alone: bool = True) -> None:
+        """One step, which may wait for weights where it is alone. A fault ends its requests, and is not raised."""
+        self._runner.max_wait_s = WEIGHTS_WAIT_S if is_alone else 0.0
         started_s = self._clock()
-        plan: StepPlan | None = None
+        built, self._held = self._held, None
+        plan = None if built is None else built.plan
         try:
-            plan = self._scheduler.plan()
-            outputs = self._scheduler.commit(plan, self._run(plan) if plan.rows else ())
+            if plan is None:
+                plan = self._scheduler.plan()
+                if not plan.is_starved:
+                    self._memory_wait.end()
+                built = self._build(plan) if plan.rows else None
+            outputs = [] if plan.is_starved else self._scheduler.commit(plan, self._run(built) if built else ())
+        except WeightsPending:
+            self._held, self._held_until_s = built, started_s + PENDING_RETRY_S
+            self._refresh_stats()
+            return
         except Exception as exc:
             # The top of a step: a fault must cost the requests of this step, not all of them. Should ending them fail
             # as well, that error goes up and ends the loop.
             outputs = self._give_up(plan, exc)
         self._deliver(outputs, outbox)
+        if plan is not None and plan.is_starved:
+            self._wait_for_memory(outbox)
+        else:
+            now_s = self._clock()
+            self.stats.step_s.observe(now_s - started_s)
+            if self.kv_space is not None:
+                self.kv_space.last_used_s = now_s
         self._refresh_stats()
-        self.stats.step_s.observe(self._clock() - started_s)
 
     def rest(self) -> None:
         """Drops what buffers still hold of ended sequences."""
@@ -106,23 +192,58 @@ class ModelEngine:
         """Blocks and slots of this instant; O(blocks in use). Engine thread only."""
         return self._scheduler.kv_stats()
 
-    def _run(self, plan: StepPlan) -> list[RowResult]:
+    @property
+    def _memory_version(self) -> int:
+        return 0 if self.kv_space is None else self.kv_space.memory_version
+
+    def _build(self, plan: StepPlan) -> _BuiltStep:
         wanted, indices = wanted_rows(plan, self._sampling)
         batch = self._batches.build(plan, indices)
-        return row_results(plan, wanted, self._runner.run(batch, self._samplings.build(wanted)))
+        return _BuiltStep(plan, wanted, batch, self._samplings.build(wanted))
+
+    def _run(self, built: _BuiltStep) -> list[RowResult]:
+        return row_results(built.plan, built.wanted, self._runner.run(built.batch, built.sampling))
+
+    def _drop_held(self, outbox: Outbox) -> None:
+        """Gives up a held step when all its requests were cancelled: its weights may never come."""
+        if self._held is None:
+            return
+        plan = self._held.plan
+        if all(row.sequence.state is SequenceState.FINISHED for row in plan.rows):
+            self._held = None
+            self._deliver(self._scheduler.fail_step(plan), outbox)
+
+    def _wait_for_memory(self, outbox: Outbox) -> None:
+        """Nothing can run until other models let go of memory; the first request ends when it has waited too long."""
+        now_s = self._clock()
+        self._memory_wait.begin(now_s, self._memory_version)
+        first = self._scheduler.first_waiting
+        assert first is not None, "a plan is starved only while somebody waits"
+        if self._memory_wait.is_over(now_s, self._outputs[first.request_id].arrived_s):
+            error = Overloaded(
+                f"other models held the KV memory that this request needs for {self._memory_wait.limit_s:g} s; "
+                "try again later"
+            )
+            self.cancel(first.request_id, error, outbox)
 
     def _give_up(self, plan: StepPlan | None, exc: Exception) -> list[SequenceOutput]:
         """Ends the requests of a failed step, or all of them when it could not even be planned."""
         self.stats.num_failed_steps += 1
         _log.error("a step failed", exc_info=exc)
-        error = InternalError(f"a step of the engine failed ({type(exc).__name__}); the worker's log has the reason")
+        name = type(exc).__name__
+        error: NaruError = InternalError(f"a step of the engine failed ({name}); the worker's log has the reason")
+        if isinstance(exc, (LoadError, Unavailable)):
+            error = exc  # the load died: its own words say why
         self.rest()
         if plan is None:
             hit: Iterable[RequestId] = tuple(self._outputs)
         else:
             hit = dict.fromkeys(row.sequence.request.request_id for row in plan.rows)
         for request_id in hit:
-            self._outputs[request_id].error = error
+            # A row of a held step may belong to a request that was cancelled meanwhile.
+            output = self._outputs.get(request_id)
+            if output is not None:
+                output.error = error
         return self._scheduler.fail(hit) if plan is None else self._scheduler.fail_step(plan)
 
     def _deliver(self, outputs: Iterable[SequenceOutput], outbox: Outbox) -> None:
@@ -179,10 +300,22 @@ class ModelEngine:
         stats, scheduler, counters = self.stats, self._scheduler, self._scheduler.counters
         stats.num_running = scheduler.num_running
         stats.num_waiting = scheduler.num_waiting
-        stats.num_free_blocks = scheduler.kv.num_free_blocks
+        kv = scheduler.kv
+        stats.num_free_blocks = kv.max_usable_blocks - kv.num_usable_blocks + kv.num_free_blocks
         stats.num_steps = counters.num_steps
         stats.num_preemptions = counters.num_preemptions
         stats.prefix_query_tokens = counters.prefix_query_tokens
         stats.prefix_hit_tokens = counters.prefix_hit_tokens
         stats.prefilled_tokens = counters.prefilled_tokens
         stats.generated_tokens = counters.generated_tokens
+        if not scheduler.has_work:
+            self._memory_wait.end()
+        if self.kv_space is not None:
+            self._refresh_space(self.kv_space)
+
+    def _refresh_space(self, space: KVSpace) -> None:
+        stats = self.stats
+        stats.kv_committed_bytes = space.committed_bytes
+        stats.num_kv_grows, stats.num_kv_shrinks = space.num_grows, space.num_shrinks
+        space.is_busy = self._scheduler.num_requests > 0
+        space.is_frozen = self._held is not None

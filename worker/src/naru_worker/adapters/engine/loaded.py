@@ -31,9 +31,17 @@ class ModelFacts:
     revision: str
     weight_bytes: int
     kv_bytes: int
+    """Of all blocks it may ever have."""
     kv_bytes_per_token: int
     block_size: int
     num_blocks: int
+    """The most there will ever be."""
+    info_digest: str = ""
+    """Of `info`: computed once, told with each lease."""
+
+    def __post_init__(self) -> None:
+        """Fills the digest in."""
+        object.__setattr__(self, "info_digest", self.info.digest())
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +55,4 @@ class LoadedModel:
     limits: RequestLimits
     facts: ModelFacts
     release: Callable[[], None]
-    """Gives back runner, files and memory; blocks; the engine thread must have let go before."""
-    is_closed: bool = False
-    """Set before it is drained: takes no more requests."""
+    """Gives back runner, KV and engine; blocks; the engine thread must have let go before. The weights stay hosted."""

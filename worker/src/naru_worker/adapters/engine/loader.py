@@ -1,50 +1,101 @@
-"""What the model host needs of the outside: something that loads models, and the machine's memory."""
+"""What the model hub needs of the outside: something that prepares, opens and loads models, and the machine's memory.
+
+A model goes through three hands, each holding more: prepared (files on disk, needs known), hosted (weights in host
+memory), loaded (an engine that serves). All calls block and are made in loading threads.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.resident import Progress
-from naru_worker.core.memory_plan import MemoryNeed, MemoryPlan, MemoryWish
+from naru_worker.core.hub.model import Footprint
 from naru_worker.core.residency import ModelSpec
 
 
-class Superseded(Exception):
-    """Something else was asked for while a model was loading; raised inside the load to end it."""
+class Interrupted(Exception):
+    """The operation was told to stop, and holds nothing any more."""
 
 
-class OpenedModel(Protocol):
-    """Files that were fetched, opened and checked; no weight was read."""
+class HostedModel(Protocol):
+    """Weights in host memory, or on their way there."""
 
-    need: MemoryNeed
-    wish: MemoryWish
-
-    def build(self, plan: MemoryPlan) -> LoadedModel:
-        """Reads the weights; blocks.
+    def make_present(self, should_stop: threading.Event) -> None:
+        """Brings all weights into memory; blocks.
 
         Raises:
-            LoadError: the files are not what they said.
+            LoadError: the image is damaged or cannot be read.
+            Interrupted: `should_stop` was set.
         """
 
-    def close(self) -> None:
-        """Lets go of the files."""
+    def load(self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event) -> LoadedModel:
+        """An engine over the weights. `on_started` gets it as soon as it takes requests, if that is before all weights
+        are present; returns when they are.
+
+        Raises:
+            LoadError: the image is damaged, or memory was refused. Who got the model by `on_started` has to release it.
+            Interrupted: `should_stop` was set.
+        """
+
+    def close(self) -> int:
+        """Lets go of the weights; what was loaded from them has been released before. Again only looks.
+
+        Returns the bytes of them that the kernel still shows as ours though nobody here uses them any more.
+        """
+
+
+class PreparedModel(Protocol):
+    """Files that are on this machine and were checked; nothing of them is in memory."""
+
+    footprint: Footprint
+    detail: str
+    """What is worth telling: a context that was cut, say."""
+
+    def is_current(self) -> bool:
+        """Whether the files are still those that were prepared; a few calls to the file system."""
+
+    def open(self) -> HostedModel:
+        """Maps the files; nothing is read yet.
+
+        Raises:
+            LoadError: the files are damaged or gone.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ImageUsage:
+    """Packed images of a node."""
+
+    budget_bytes: int = 0
+    used_bytes: int = 0
 
 
 class Loader(Protocol):
-    """Opens models. Called in a loading thread."""
+    """Prepares models."""
 
-    def open(self, name: str, spec: ModelSpec, on_progress: Callable[[Progress], None]) -> OpenedModel:
-        """Fetches and opens; blocks. What `on_progress` raises ends it.
+    def image_usage(self) -> ImageUsage:
+        """Bytes of packed images; quick, from any thread."""
+
+    def close(self) -> None:
+        """Lets go of what is kept for the next model."""
+
+    def prepare(
+        self, name: str, spec: ModelSpec, on_progress: Callable[[Progress], None], should_stop: threading.Event
+    ) -> PreparedModel:
+        """Fetches and packs what is not here yet.
 
         Raises:
             LoadError: the model cannot be had or cannot be served.
+            Interrupted: `should_stop` was set.
         """
 
 
 class Memory(Protocol):
-    """Free memory of the machine."""
+    """Memory of the machine and of this process."""
 
     def available_bytes(self) -> int:
         """What can be taken now, measured."""

@@ -1,7 +1,7 @@
 """The engine thread: owns every loaded model's engine, and is the only one to touch them.
 
 Other threads post commands; the asyncio thread gets each step's output in one call. Idle means blocked on the queue,
-not spinning. Models with work take turns, one step each.
+not spinning. Models with work share the thread's time by deficit round robin (`core.turns`), a step at a time.
 
     commands ──► queue ──► [engine thread: commands, step, publish, commands, step, …] ──► asyncio thread
 """
@@ -13,23 +13,42 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from naru_proto.errors import NaruError
 from naru_worker.adapters.engine.deltas import Outbox
 from naru_worker.adapters.engine.stats import EngineStats
+from naru_worker.adapters.memory.kv_space import KVReclaimer, KVSpace
 from naru_worker.core.kv_stats import KVStats
 from naru_worker.core.request import Request, RequestId
+from naru_worker.core.turns import Contender, Turns
 
 
 class SteppedEngine(Protocol):
     """One model, as the loop sees it. Every method is called in the engine thread; `stats` may be read from any."""
 
     stats: EngineStats
+    kv_space: KVSpace | None
+    """Its KV memory, where that grows and shrinks."""
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
+        """Whether `step` would do anything now."""
+
+    @property
+    def wake_s(self) -> float | None:
+        """When a step may do something though none would now; None: not before a command comes."""
+
+    @property
+    def kv_committed_bytes(self) -> int:
+        """Bytes of its KV cache now. May be read from any thread."""
+
+    def queue_age_s(self) -> float:
+        """How long the first of its waiting requests has been there; 0: none waits."""
+
+    def trim_kv(self, num_bytes: int) -> int:
+        """Gives up cached prefixes until so many bytes have come back; returns how many did."""
 
     def submit(self, request: Request, arrived_s: float, outbox: Outbox) -> None:
         """Takes a request that came in at `arrived_s`; what is wrong with it becomes its last delta."""
@@ -37,14 +56,22 @@ class SteppedEngine(Protocol):
     def cancel(self, request_id: RequestId, error: NaruError | None, outbox: Outbox) -> None:
         """Ends a request, as cancelled or with `error`; an unknown or finished one is ignored."""
 
-    def step(self, outbox: Outbox) -> None:
-        """One step. A fault in it ends the requests of that step, and is not raised."""
+    def step(self, outbox: Outbox, *, is_alone: bool = True) -> None:
+        """One step, which may wait for weights where it is alone. A fault ends its requests, and is not raised."""
 
     def rest(self) -> None:
         """Called when nothing is left to do."""
 
     def kv_stats(self) -> KVStats:
         """Blocks and slots of this instant."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """A model that takes part; ids ascend, and no id comes twice."""
+
+    engine_id: int
+    engine: SteppedEngine
 
 
 class EngineLoop:
@@ -61,7 +88,10 @@ class EngineLoop:
         self._on_death = on_death
         self._clock = clock
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._engines: list[SteppedEngine] = []
+        self._seats: list[_Seat] = []
+        self._num_seats = 0
+        self._turns = Turns()
+        self._reclaimer = KVReclaimer()
         self._outbox: Outbox = []
         self._stopping = False
         self._step_started_s: float | None = None
@@ -89,7 +119,7 @@ class EngineLoop:
 
     def add(self, engine: SteppedEngine) -> None:
         """Lets a model take part."""
-        self._commands.put(functools.partial(self._engines.append, engine))
+        self._commands.put(functools.partial(self._add, engine))
 
     def remove(self, engine: SteppedEngine, on_removed: Callable[[], object]) -> None:
         """Takes a model out; `on_removed` is called in the engine thread once it is touched no more."""
@@ -121,20 +151,44 @@ class EngineLoop:
             self._on_death(exc)
 
     def _work(self) -> None:
-        if not any(engine.has_work for engine in self._engines):
-            for engine in self._engines:
-                engine.rest()
-            self._commands.get()()
+        ready = [seat for seat in self._seats if seat.engine.has_work]
+        if ready:
+            self._step(self._choose(ready), is_alone=len(ready) == 1)
+        else:
+            self._wait()
         self._take_commands()
-        for engine in tuple(self._engines):
-            if self._stopping:
-                return
-            if engine.has_work:
-                self._step_started_s = self._clock()
-                engine.step(self._outbox)
-                self._step_started_s = None
-                self._flush()
-                self._take_commands()
+
+    def _choose(self, ready: list[_Seat]) -> _Seat:
+        if len(ready) == 1:
+            self._turns.choose((Contender(ready[0].engine_id),))
+            return ready[0]
+        chosen = self._turns.choose([Contender(seat.engine_id, seat.engine.queue_age_s()) for seat in ready])
+        return next(seat for seat in ready if seat.engine_id == chosen)
+
+    def _step(self, seat: _Seat, *, is_alone: bool) -> None:
+        started_s = self._step_started_s = self._clock()
+        seat.engine.step(self._outbox, is_alone=is_alone)
+        self._step_started_s = None
+        step_s = self._clock() - started_s
+        self._turns.charge(seat.engine_id, step_s)
+        seat.engine.stats.compute_s += step_s
+        self._flush()
+
+    def _wait(self) -> None:
+        """Until a command comes, or the first engine wants to look again."""
+        wakes_s = []
+        for seat in self._seats:
+            wake_s = seat.engine.wake_s
+            if wake_s is None:
+                seat.engine.rest()
+            else:
+                wakes_s.append(wake_s)
+        timeout_s = max(0.0, min(wakes_s) - self._clock()) if wakes_s else None
+        try:
+            command = self._commands.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        command()
 
     def _take_commands(self) -> None:
         while not self._commands.empty():
@@ -146,9 +200,19 @@ class EngineLoop:
             full, self._outbox = self._outbox, []
             self._publish(full)
 
+    def _add(self, engine: SteppedEngine) -> None:
+        self._seats.append(_Seat(self._num_seats, engine))
+        self._num_seats += 1
+        if engine.kv_space is not None:
+            self._reclaimer.add(engine.kv_space)
+
     def _remove(self, engine: SteppedEngine, on_removed: Callable[[], object]) -> None:
-        if engine in self._engines:
-            self._engines.remove(engine)
+        for seat in self._seats:
+            if seat.engine is engine:
+                self._turns.forget(seat.engine_id)
+                if engine.kv_space is not None:
+                    self._reclaimer.remove(engine.kv_space)
+        self._seats = [seat for seat in self._seats if seat.engine is not engine]
         on_removed()
 
     def _stop(self) -> None:

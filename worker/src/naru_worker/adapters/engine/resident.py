@@ -1,13 +1,22 @@
-"""One model on this worker as the host keeps it: what is desired, what is, and who wants to hear of changes."""
+"""One model on this worker as the shell of the hub keeps it: files, memory, engine, and who wants to hear of changes.
+
+What is wanted and why is the hub's entry; this is what was made of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from naru_proto.errors import NaruError
 from naru_worker.adapters.engine.loaded import LoadedModel
-from naru_worker.core.residency import Desired, ModelSpec, ModelState
+from naru_worker.core.hub.model import ModelEntry
+from naru_worker.core.residency import ModelSpec, ModelState
+
+if TYPE_CHECKING:
+    from naru_worker.adapters.engine.loader import HostedModel, PreparedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,34 +28,73 @@ class Progress:
     bytes_total: int = 0
     detail: str = ""
     error: NaruError | None = None
+    eta_s: float = 0.0
+    """Seconds left; 0: unknown."""
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One request at a model, from its arrival to its end. The hub counts it as held, then as in flight."""
+
+    model: str
+    is_held: bool
+    rejected: NaruError | None = None
+    """Why it will not be served, where it was turned away on arrival."""
 
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """Mutable; touched in the asyncio thread only."""
+    """Mutable; touched in the asyncio thread only, but for the events of threads."""
 
     name: str
-    desired: Desired
+    entry: ModelEntry
+    """The hub's own; to be read."""
+    load_timeout_s: float = 0.0
+    """Of the last ask; 0: the worker's."""
     progress: Progress = Progress(ModelState.COLD)
+    """Of the operation under way or the last one."""
+    error: NaruError | None = None
+    """Of the last operation, where it failed."""
+    prepared: PreparedModel | None = None
+    """Files on disk."""
+    prepared_spec: ModelSpec | None = None
+    """What `prepared` was prepared for."""
+    hosted: HostedModel | None = None
+    """Weights in host memory."""
     model: LoadedModel | None = None
-    loaded_spec: ModelSpec | None = None
-    """What `model` was loaded from."""
-    drain_timeout_s: float = 0.0
-    """Of the last unload asked for."""
-    booked_bytes: int = 0
-    """Memory promised to it, loading included."""
+    held: set[Visit] = field(default_factory=set)
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Of the operation under way."""
     task: asyncio.Task[None] | None = None
-    """Brings what is to what is desired; None when it is there, or has failed."""
+    began_s: float = 0.0
+    """When the operation under way began."""
+    num_arrivals: int = 0
+    """Times its engine was loaded."""
+    epoch: int = 0
+    """Number of its load among all of this worker: caches told under an older one are void."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by a fresh one, at each change."""
 
     @property
     def state(self) -> ModelState:
         """Where the model stands."""
-        return self.progress.state
+        return self.entry.state
 
-    def show(self, progress: Progress) -> None:
+    @property
+    def spec(self) -> ModelSpec | None:
+        """What is wanted under this name; None: nothing."""
+        spec = self.entry.spec
+        assert spec is None or isinstance(spec, ModelSpec)
+        return spec
+
+    @property
+    def loaded_spec(self) -> ModelSpec | None:
+        """What the copy in memory was loaded from."""
+        spec = self.entry.loaded_spec
+        assert spec is None or isinstance(spec, ModelSpec)
+        return spec
+
+    def notify(self) -> None:
         """Makes a change known to whoever waits."""
-        self.progress = progress
         self.changed.set()
         self.changed = asyncio.Event()

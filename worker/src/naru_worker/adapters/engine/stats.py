@@ -33,13 +33,20 @@ class Histogram:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Everything since the model was loaded, and the numbers of this instant (`num_running` to `num_free_blocks`)."""
+    """Sums since the model was loaded, and the numbers of this instant (`num_running` to `kv_committed_bytes`)."""
 
     num_blocks: int
-    """Usable ones: without the null block."""
+    """Usable ones, without the null block: the most there will ever be."""
     num_running: int = 0
     num_waiting: int = 0
     num_free_blocks: int = 0
+    """Of the most: blocks without memory count as free."""
+    kv_committed_bytes: int = 0
+    """Memory the KV cache has now; 0 where it neither grows nor shrinks."""
+    num_kv_grows: int = 0
+    num_kv_shrinks: int = 0
+    compute_s: float = 0.0
+    """Time of the engine thread spent on this model's steps."""
     num_steps: int = 0
     num_failed_steps: int = 0
     num_preemptions: int = 0
@@ -58,5 +65,8 @@ class EngineStats:
 
     @property
     def kv_usage_ratio(self) -> float:
-        """Used blocks per block, in [0, 1]."""
+        """Used blocks per block that there may ever be, in [0, 1]: how much more the model can take in itself.
+
+        Whether there is memory for it is the ledger's to say.
+        """
         return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0

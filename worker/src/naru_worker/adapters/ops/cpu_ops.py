@@ -1,19 +1,17 @@
 """The operation protocol in record mode: the decoder runs once and leaves a tape that native code replays.
 
-Called when a model is loaded. A handle stands for a buffer; which forms of it are written (floats, quantized) follows
-from who reads it. Does not compute anything.
+Called when a model is loaded, or measured before. A handle stands for a buffer; which forms of it are written (floats,
+quantized) follows from who reads it. Does not compute anything.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from naru_proto.errors import LoadError
-from naru_worker.adapters.ops.cpu_pack import PackedMatrix, aligned, float_vector, matrix_bytes, pack_matrix
-from naru_worker.adapters.ops.native_lib import Instruction
-from naru_worker.adapters.ops.protocol import RawTensor
+from naru_worker.adapters.ops.cpu_pack import PackedMatrix
+from naru_worker.adapters.ops.native_lib import BufferSpec, Instruction
 from naru_worker.core.model_config import Activation, NormKind, RopeConfig
 
 # Numbers of `OpCode`, `NormKind` and `ActKind` in native/src.
@@ -30,6 +28,8 @@ class Buffer:
     width: int
     is_gathered: bool
     index: int
+    is_fed: bool = False
+    """Read by a linear layer."""
     wants_floats: bool = False
     wants_quants: bool = False
 
@@ -42,66 +42,14 @@ class Queries:
     num_heads: int
 
 
-class WeightSizer:
-    """Adds up what a checkpoint's weights will take; the weight half of the protocol only."""
+class TapeRecorder:
+    """Records one decoder; the graph half of the protocol only."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        self._matrices: set[str] = set()
-        self.arena_bytes = 0
-        self.vector_bytes = 0
-
-    def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> None:
-        """Counts a matrix; one of the same single tensor is counted once."""
-        if len(parts) == 1 and biases[0] is None:
-            if parts[0].name in self._matrices:
-                return
-            self._matrices.add(parts[0].name)
-        self.arena_bytes = aligned(self.arena_bytes) + matrix_bytes(self._library, parts, biases)
-
-    def vector(self, tensor: RawTensor) -> None:
-        """Counts a vector."""
-        self.vector_bytes += 4 * tensor.shape[0]
-
-    def table(self, tensor: RawTensor) -> None:
-        """Counts a table, which shares the storage of a matrix."""
-        self.matrix([tensor], [None])
-
-
-class CpuOps:
-    """Records one decoder for one native model."""
-
-    def __init__(self, library: ctypes.CDLL, model: int, head_dim: int, num_kv_heads: int) -> None:
-        self._library = library
-        self._model = model
+    def __init__(self, head_dim: int, num_kv_heads: int) -> None:
         self._head_dim = head_dim
         self._num_kv_heads = num_kv_heads
-        self._matrices: dict[str, PackedMatrix] = {}
         self._buffers: list[Buffer] = []
         self.tape: list[Instruction] = []
-
-    # --- weights -------------------------------------------------------------------------------------------------
-
-    def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> PackedMatrix:
-        """Packs the parts, one below the other."""
-        shared = len(parts) == 1 and biases[0] is None
-        if shared and parts[0].name in self._matrices:
-            return self._matrices[parts[0].name]
-        packed = pack_matrix(self._library, self._model, parts, biases)
-        if shared:
-            self._matrices[parts[0].name] = packed
-        return packed
-
-    def vector(self, tensor: RawTensor) -> int:
-        """Copies a float vector; returns its number."""
-        values = float_vector(tensor)
-        return int(self._library.naru_add_vector(self._model, values.ctypes.data, len(values)))
-
-    def table(self, tensor: RawTensor) -> PackedMatrix:
-        """A matrix whose rows are looked up: stored once when it is also the head."""
-        return self.matrix([tensor], [None])
-
-    # --- graph ---------------------------------------------------------------------------------------------------
 
     def embed(self, table: PackedMatrix) -> Buffer:
         """(M, hidden) rows of token_ids."""
@@ -175,19 +123,22 @@ class CpuOps:
         self._record(_LOGITS, src=x, weight=weight.id)
         return x
 
-    def finish(self) -> None:
-        """Makes the buffers and hands the tape over.
+    def buffer_specs(self) -> ctypes.Array[BufferSpec]:
+        """The buffers, for native code."""
+        return (BufferSpec * len(self._buffers))(
+            *(BufferSpec(b.width, b.wants_floats, b.wants_quants, b.is_gathered, b.is_fed) for b in self._buffers)
+        )
+
+    def finish(self, library: ctypes.CDLL, model: int) -> None:
+        """Hands buffers and tape over to a native model.
 
         Raises:
-            LoadError: not enough memory for the activations.
+            LoadError: the activations do not fit the workspace.
         """
-        for buffer in self._buffers:
-            self._library.naru_add_buffer(
-                self._model, buffer.width, buffer.wants_floats, buffer.wants_quants, buffer.is_gathered
-            )
+        buffers = self.buffer_specs()
         tape = (Instruction * len(self.tape))(*self.tape)
-        if self._library.naru_finish(self._model, tape, len(self.tape)) != 0:
-            raise LoadError("not enough memory for the activations; lower max_num_tokens")
+        if library.naru_finish(model, buffers, len(buffers), tape, len(self.tape)) != 0:
+            raise LoadError("the activations do not fit the workspace; lower max_num_tokens or max_model_len")
 
     def _buffer(self, kind: str, width: int, source: Buffer | None = None) -> Buffer:
         """A buffer of that kind and width: the one of the layer before, unless it is being read."""
@@ -201,6 +152,7 @@ class CpuOps:
     def _feed(self, x: Buffer, weight: PackedMatrix) -> None:
         if x.width != weight.num_columns:
             raise LoadError(f"activations of {x.width} columns meet a weight of {weight.num_columns} columns")
+        x.is_fed = True
         x.wants_floats |= weight.wants_floats
         x.wants_quants |= weight.wants_quants
 

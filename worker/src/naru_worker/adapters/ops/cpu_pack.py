@@ -1,6 +1,6 @@
 """Weights of the CPU backend: checks on the way in, sizes before loading, packing into the native arena.
 
-Called by the recording operations. Does not know the decoder's graph.
+Called when a runner is made from a checkpoint. Does not know the decoder's graph.
 """
 
 from __future__ import annotations
@@ -152,3 +152,57 @@ def pack_matrix(
         wants_floats=not all(quantized),
         wants_quants=any(quantized),
     )
+
+
+class WeightSizer:
+    """Adds up what a checkpoint's weights will take; the weight half of the protocol only."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._matrices: set[str] = set()
+        self.arena_bytes = 0
+        self.vector_bytes = 0
+
+    def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> None:
+        """Counts a matrix; one of the same single tensor is counted once."""
+        if len(parts) == 1 and biases[0] is None:
+            if parts[0].name in self._matrices:
+                return
+            self._matrices.add(parts[0].name)
+        self.arena_bytes = aligned(self.arena_bytes) + matrix_bytes(self._library, parts, biases)
+
+    def vector(self, tensor: RawTensor) -> None:
+        """Counts a vector."""
+        self.vector_bytes += 4 * tensor.shape[0]
+
+    def table(self, tensor: RawTensor) -> None:
+        """Counts a table, which shares the storage of a matrix."""
+        self.matrix([tensor], [None])
+
+
+class PackedWeights:
+    """Packs one checkpoint for one native model; the weight half of the protocol only."""
+
+    def __init__(self, library: ctypes.CDLL, model: int) -> None:
+        self._library = library
+        self._model = model
+        self._matrices: dict[str, PackedMatrix] = {}
+
+    def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> PackedMatrix:
+        """Packs the parts, one below the other."""
+        shared = len(parts) == 1 and biases[0] is None
+        if shared and parts[0].name in self._matrices:
+            return self._matrices[parts[0].name]
+        packed = pack_matrix(self._library, self._model, parts, biases)
+        if shared:
+            self._matrices[parts[0].name] = packed
+        return packed
+
+    def vector(self, tensor: RawTensor) -> int:
+        """Copies a float vector; returns its number."""
+        values = float_vector(tensor)
+        return int(self._library.naru_add_vector(self._model, values.ctypes.data, len(values)))
+
+    def table(self, tensor: RawTensor) -> PackedMatrix:
+        """A matrix whose rows are looked up: stored once when it is also the head."""
+        return self.matrix([tensor], [None])

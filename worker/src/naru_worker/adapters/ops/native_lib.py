@@ -1,6 +1,6 @@
 """Loads the compiled kernels and declares their C interface to ctypes.
 
-Called by the CPU backend. Structures mirror `native/src/model.h` and `sampler.h` field by field. A call through
+Called by the CPU backend. Structures mirror `native/src/model_spec.h` and `sampler.h` field by field. A call through
 `ctypes.CDLL` holds no GIL, so other threads of the worker run during a step.
 """
 
@@ -16,7 +16,7 @@ from naru_worker.native.isa import detect_isa
 
 
 class ModelSpec(ctypes.Structure):
-    """Sizes of a model; see `native/src/model.h`."""
+    """Sizes of a model; see `native/src/model_spec.h`."""
 
     _fields_ = [
         ("weight_bytes", c_int64),
@@ -34,6 +34,18 @@ class ModelSpec(ctypes.Structure):
         ("num_threads", c_int32),
         ("rotary_dim", c_int32),
         ("rope_factor", c_float),
+    ]
+
+
+class BufferSpec(ctypes.Structure):
+    """Activations between operations."""
+
+    _fields_ = [
+        ("width", c_int32),
+        ("wants_f", c_int32),
+        ("wants_q", c_int32),
+        ("gathered", c_int32),
+        ("fed", c_int32),
     ]
 
 
@@ -118,18 +130,33 @@ class SamplingOutputs(ctypes.Structure):
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "naru_tiles": (c_int32, ()),
     "naru_segment_bytes": (c_int64, (c_int32, c_int32, c_int32)),
-    "naru_model_new": (c_void_p, (POINTER(ModelSpec), c_void_p)),
+    "naru_pack_segment": (None, (c_int32, c_int32, c_int32, c_void_p, c_void_p)),
+    "naru_fault_in": (c_int32, (c_void_p, c_int64, c_void_p, c_int64)),
+    "naru_device_new": (c_void_p, (c_int32,)),
+    "naru_device_free": (None, (c_void_p,)),
+    "naru_workspace": (c_void_p, (c_void_p,)),
+    "naru_claimed_bytes": (c_int64, (c_void_p,)),
+    "naru_workspace_bytes": (c_int64, (POINTER(ModelSpec), POINTER(BufferSpec), c_int32)),
+    "naru_model_new": (c_void_p, (c_void_p, POINTER(ModelSpec), c_void_p)),
     "naru_model_free": (None, (c_void_p,)),
     "naru_add_vector": (c_int32, (c_void_p, c_void_p, c_int32)),
+    "naru_add_vector_view": (c_int32, (c_void_p, c_void_p, c_uint64)),
     "naru_add_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
-    "naru_add_buffer": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
-    "naru_finish": (c_int32, (c_void_p, POINTER(Instruction), c_int32)),
+    "naru_add_matrix_view": (
+        c_int32,
+        (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_uint64),
+    ),
+    "naru_finish": (c_int32, (c_void_p, POINTER(BufferSpec), c_int32, POINTER(Instruction), c_int32)),
+    "naru_start_from": (None, (c_void_p, c_uint64)),
+    "naru_set_ready": (None, (c_void_p, c_uint64)),
+    "naru_fail": (None, (c_void_p,)),
     "naru_wake": (None, (c_void_p,)),
     "naru_step": (
         c_int32,
-        (c_void_p, POINTER(StepInputs), POINTER(SamplingInputs), POINTER(SamplingOutputs), c_void_p),
+        (c_void_p, POINTER(StepInputs), POINTER(SamplingInputs), POINTER(SamplingOutputs), c_void_p, c_int64),
     ),
-    "naru_activation_bytes": (c_int64, (c_void_p,)),
+    "naru_claims": (c_int64, (c_void_p,)),
+    "naru_release_blocks": (None, (c_void_p, c_int32, c_int32)),
     "naru_kv_base": (c_void_p, (c_void_p,)),
     "naru_kv_bytes": (c_int64, (c_void_p,)),
     "naru_uniform": (c_double, (c_uint64, c_uint64)),

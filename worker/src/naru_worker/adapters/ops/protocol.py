@@ -186,6 +186,10 @@ class Ops(Protocol):
         """(R, vocab) raw logits; marks the output of the graph."""
 
 
+class WeightsPending(Exception):
+    """A step needs weights that are still on their way; nothing was drawn: run the same step again, soon."""
+
+
 class Runner(Protocol):
     """A loaded model on a device. Not thread-safe: one engine thread calls it."""
 
@@ -194,12 +198,21 @@ class Runner(Protocol):
     """Bytes of weights in memory."""
     kv_bytes: int
     """Bytes of the KV cache."""
+    max_wait_s: float
+    """A step waits so long for weights that are still on their way; nobody else's step can run meanwhile."""
 
     def run(self, batch: BatchInputs, sampling: SamplingBatch) -> SampleOutput:
-        """One step: copies, forward, sample."""
+        """One step: copies, forward, sample.
+
+        Raises:
+            WeightsPending: the model is still being loaded; copies may have been made, which are safe to make again.
+        """
 
     def logits(self, batch: BatchInputs) -> FloatArray:
         """Forward only, (R, vocab): for tests, scoring and comparison."""
+
+    def release_blocks(self, first_block: int, num_blocks: int) -> None:
+        """Gives the memory of KV blocks back to the machine. Their content is void; writing takes memory again."""
 
     def close(self) -> None:
         """Gives back all memory. The runner is dead afterwards."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from naru_proto.errors import InternalError
 from naru_worker.adapters.models.decoder import DecoderWeights, forward, load_weights
 from naru_worker.adapters.ops.protocol import (
     BatchInputs,
@@ -201,6 +202,7 @@ class RefRunner:
         )
         self.weight_bytes = weight_bytes(checkpoint)
         self.kv_bytes = options.num_blocks * kv_block_bytes(config, options)
+        self.max_wait_s = 0.0
         self._ops: RefOps | None = RefOps(self.kv, _KV_TYPES[options.kv_format])
         self._weights: DecoderWeights | None = load_weights(self._ops, checkpoint)
 
@@ -216,6 +218,20 @@ class RefRunner:
             self._ops.begin(batch)
             result: FloatArray = forward(self._ops, self.config, self._weights).numpy()
         return result
+
+    def release_blocks(self, first_block: int, num_blocks: int) -> None:
+        """Empties KV blocks. Their memory stays: a tensor gives no part of itself back, and nobody serves with this.
+
+        Raises:
+            InternalError: the blocks lie outside the cache.
+        """
+        if not 0 <= first_block <= first_block + num_blocks <= self.kv.num_blocks:
+            raise InternalError(
+                f"blocks [{first_block}, {first_block + num_blocks}) lie outside the {self.kv.num_blocks} of the cache"
+            )
+        if self._ops is None:
+            raise InternalError("the runner is closed")
+        self._ops.cache[:, :, first_block : first_block + num_blocks] = 0
 
     def close(self) -> None:
         """Gives back all memory. The runner is dead afterwards."""

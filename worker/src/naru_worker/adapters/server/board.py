@@ -1,5 +1,7 @@
 """Requests alive on this worker: from a message to the engine, and from the engine's deltas to the right stream.
 
+A request for a model that is not loaded is held here while the hub brings the model up.
+
 Lives in the asyncio thread. Every accepted message ends in exactly one last delta on its stream, unless the stream
 itself is closed; then its requests are cancelled.
 """
@@ -11,6 +13,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from naru_proto.errors import InternalError, InvalidRequest, NaruError, Overloaded, Unavailable
@@ -18,6 +21,7 @@ from naru_proto.v1 import worker_pb2
 from naru_worker.adapters.engine.deltas import Outbox, SequenceDelta
 from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.loop import EngineLoop
+from naru_worker.adapters.engine.resident import Visit
 from naru_worker.adapters.server import wire
 from naru_worker.adapters.server.stream import DeltaStream, LiveRequest
 from naru_worker.core.request import FinishReason, Request, RequestId
@@ -31,25 +35,51 @@ INLINE_PROMPT_CHARS = 1024
 
 
 class Models(Protocol):
-    """Where the board finds loaded models."""
+    """Where the board finds models."""
 
-    def serving(self, name: str) -> LoadedModel:
-        """The model, if it takes requests now.
+    def arrive(self, name: str) -> tuple[Visit, LoadedModel | None]:
+        """A request has come; None: it has to wait for the model.
 
         Raises:
             ModelNotFound: unknown here.
-            Unavailable: loading, leaving, or the worker is draining.
+            Unavailable: the worker takes no more requests.
         """
+
+    def leave(self, visit: Visit) -> None:
+        """A request has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A request that waits for its model."""
+
+    live: LiveRequest
+    message: worker_pb2.GenerateRequest
+    arrival: int
+    params: SamplingParams
+    timer: asyncio.TimerHandle
 
 
 class RequestBoard:
     """All live requests. Not thread-safe: asyncio thread only."""
 
-    def __init__(self, loop: EngineLoop, models: Models, *, max_num_requests: int, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        loop: EngineLoop,
+        models: Models,
+        *,
+        max_num_requests: int,
+        max_message_bytes: int,
+        hold_timeout_s: float,
+    ) -> None:
+        """`hold_timeout_s`: a request waits no longer than this for its model."""
         self._loop = loop
         self._models = models
         self._max_num_requests = max_num_requests
         self._max_message_bytes = max_message_bytes
+        self._hold_timeout_s = hold_timeout_s
+        self._held: dict[str, dict[RequestId, _Held]] = {}
+        """By model, oldest first."""
         self._live: dict[RequestId, LiveRequest] = {}
         self._wire_ids: dict[str, LiveRequest] = {}
         self._arrivals = itertools.count()
@@ -111,7 +141,7 @@ class RequestBoard:
         for live in tuple(requests):
             self._cancel(live, error)
 
-    async def wait_idle(self, model: LoadedModel | None, timeout_s: float) -> bool:
+    async def wait_idle(self, model: LoadedModel | None, timeout_s: float | None) -> bool:
         """Waits until no request (of the model) is left. False: time is up."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -121,8 +151,8 @@ class RequestBoard:
             return False
         return True
 
-    async def drain(self, model: LoadedModel, timeout_s: float) -> None:
-        """Waits for the requests of a model, ends those that take longer, and returns when none is left."""
+    async def drain(self, model: LoadedModel, timeout_s: float | None) -> None:
+        """Waits until a model has no requests, and ends those that take longer (None: lets them)."""
         if not await self.wait_idle(model, timeout_s):
             self.fail(self.of_model(model), Unavailable(f"model {model.name!r} was unloaded; ask again"))
             while self.of_model(model):
@@ -150,8 +180,53 @@ class RequestBoard:
         if len(self._live) > self._max_num_requests:
             raise Overloaded(f"this worker has {self._max_num_requests} requests already; ask again later")
         wire.check_request(message)
-        live.model = model = self._models.serving(message.model)
         params = wire.sampling_from_wire(message.sampling)
+        live.visit, model = self._models.arrive(message.model)
+        if model is not None:
+            self._admit(live, model, message, arrival, params)
+        elif live.engine_id in self._live:  # else it was rejected at once
+            timer = asyncio.get_running_loop().call_later(self._hold_timeout_s, self._expire, live)
+            self._held.setdefault(message.model, {})[live.engine_id] = _Held(live, message, arrival, params, timer)
+
+    def start_held(self, model: LoadedModel) -> None:
+        """The model takes requests now: those that wait for it go, in the order of their arrival."""
+        for held in self._held.pop(model.name, {}).values():
+            held.timer.cancel()
+            try:
+                self._admit(held.live, model, held.message, held.arrival, held.params)
+            except NaruError as error:
+                self._end(held.live, error)
+
+    def reject_held(self, model: str, error: NaruError) -> None:
+        """The model will not come up: those that wait for it end."""
+        waiting = [live for live in self._live.values() if live.visit is not None and live.visit.model == model]
+        for live in waiting:
+            if live.model is None:
+                self._end(live, error)
+
+    def num_held(self, model: str) -> int:
+        """Requests that wait for a model."""
+        return len(self._held.get(model, ()))
+
+    def _expire(self, live: LiveRequest) -> None:
+        assert live.visit is not None
+        self._end(
+            live,
+            Unavailable(
+                f"model {live.visit.model!r} did not come up within {self._hold_timeout_s:g} s; ask again later",
+                param="model",
+            ),
+        )
+
+    def _admit(
+        self,
+        live: LiveRequest,
+        model: LoadedModel,
+        message: worker_pb2.GenerateRequest,
+        arrival: int,
+        params: SamplingParams,
+    ) -> None:
+        live.model = model
         text = message.text
         if message.WhichOneof("prompt") == "token_ids":
             self._submit(live, message, arrival, params, tuple(message.token_ids.ids))
@@ -193,8 +268,6 @@ class RequestBoard:
     ) -> None:
         model = live.model
         assert model is not None
-        if model.is_closed:
-            raise Unavailable(f"model {model.name!r} is being unloaded here; ask again")
         live.first_prompt_token_id = prompt_token_ids[0] if prompt_token_ids else None
         params = resolve_params(prompt_token_ids, params, model.limits)
         wire.check_answer_size(len(prompt_token_ids), params, self._max_message_bytes)
@@ -232,6 +305,11 @@ class RequestBoard:
         del self._live[live.engine_id]
         if self._wire_ids.get(live.wire_id) is live:
             del self._wire_ids[live.wire_id]
+        if live.visit is not None:
+            held = self._held.get(live.visit.model, {}).pop(live.engine_id, None)
+            if held is not None:
+                held.timer.cancel()
+            self._models.leave(live.visit)
         self._ended.set()
         self._ended = asyncio.Event()
 

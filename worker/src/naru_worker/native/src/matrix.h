@@ -90,7 +90,8 @@ struct Matrix {
   int panels = 0;
   int num_segments = 0;
   Segment segments[kMaxSegments];
-  float* bias = nullptr;  // (n rounded up to 16), or null
+  float* bias = nullptr;  // (n and 16 more), or null
+  uint64_t end = 0;       // where its last byte ends in an image; 0: it lies in no image
   bool wants_float = false;
   bool wants_quant = false;
 };

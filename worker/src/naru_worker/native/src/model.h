@@ -1,152 +1,109 @@
-// A loaded model: weights, KV cache, activations, threads and the tape that a step replays.
+// A loaded model: weights, KV cache and the tape that a step replays. Threads and activations are the device's.
 #pragma once
 
 #include <vector>
 
-#include "activations.h"
 #include "arena.h"
-#include "attention.h"
+#include "device.h"
 #include "gemm.h"
 #include "kv.h"
+#include "layout.h"
 #include "matrix.h"
+#include "model_spec.h"
+#include "readiness.h"
 #include "sampler.h"
-#include "threads.h"
 
 namespace naru {
 
-// Mirrored by the Python side, field by field.
-struct ModelSpec {
-  int64_t weight_bytes;
-  int32_t num_layers;
-  int32_t num_heads;
-  int32_t num_kv_heads;
-  int32_t head_dim;
-  int32_t vocab_size;
-  int32_t block_size;
-  int32_t num_blocks;
-  int32_t kv_element_bytes;
-  int32_t max_num_tokens;
-  int32_t max_num_seqs;
-  int32_t max_model_len;
-  int32_t num_threads;
-  int32_t rotary_dim;  // 0: no rotation
-  float rope_factor;
-};
-
-enum OpCode : int32_t {
-  kEmbed = 0,
-  kAddPositions = 1,
-  kNorm = 2,
-  kLinear = 3,
-  kLinearAdd = 4,
-  kRopeKV = 5,
-  kAttention = 6,
-  kAct = 7,
-  kGather = 8,
-  kLogits = 9,
-};
-
-// One recorded operation. Ids are indices into the model's buffers, matrices and vectors.
-struct Instruction {
-  int32_t op;
-  int32_t dst;
-  int32_t src;
-  int32_t weight;
-  int32_t bias;  // -1: none
-  int32_t layer;
-  int32_t kind;
-  int32_t window;  // 0: full
-  float value;     // eps or scale
-  int32_t tail;    // 1: works on the gathered rows, once per batch of logits rows
-};
-
-struct StepInputs {
-  int32_t num_tokens;
-  int32_t num_seqs;
-  int32_t num_rows;
-  int32_t num_copies;
-  int32_t max_blocks;
-  const int32_t* token_ids;
-  const int32_t* positions;
-  const int32_t* slots;
-  const int32_t* query_start;
-  const int32_t* seq_lens;
-  const int32_t* block_table;
-  const int32_t* logits_rows;
-  const int32_t* copies;
-  int32_t num_generated_tokens;  // the first so many tokens; the rest belong to prompts
-};
-
 class Model {
  public:
-  Model(const ModelSpec& spec, const double* inverse_frequency);
+  // The device outlives the model.
+  Model(const ModelSpec& spec, const double* inverse_frequency, Device* device);
+  ~Model();
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
 
-  // Reserves weights and KV cache. False: not enough memory.
+  // Reserves memory for weights to be packed and addresses for the KV cache. False: not enough.
   bool reserve();
-  // Makes the activation buffers; called once, when the tape is complete.
-  bool finish(const Instruction* tape, int count);
 
+  // Copies.
   int add_vector(const float* values, int n);
   int add_matrix(int k, int num_parts, const int32_t* formats, const int32_t* rows, const uint8_t* const* data,
                  const float* bias);
-  int add_buffer(int width, bool wants_f, bool wants_q, bool gathered);
 
-  // One step; sampling may be null, logits may be null. Inputs were validated.
-  void step(const StepInputs& in, const SamplingInputs* sampling, const SamplingOutputs* out, float* logits);
+  // Reads where they lie, packed; `end` is where the last of their bytes ends in the image.
+  int add_vector_view(const float* values, uint64_t end);
+  int add_matrix_view(int k, int num_parts, const int32_t* formats, const int32_t* rows, uint8_t* const* data,
+                      float* bias, uint64_t end);
 
-  Pool& pool() { return pool_; }
+  // Places the buffers and takes the tape over; called once. False: the workspace is too small.
+  bool finish(const BufferSpec* buffers, int num_buffers, const Instruction* tape, int count);
+
+  // One step; sampling may be null, logits may be null. Inputs were validated. Waits at most `max_wait_ns` for weights
+  // that are not present yet; unless it returns kReady, nothing was drawn, and the step may be run again.
+  Readiness::State step(const StepInputs& in, const SamplingInputs* sampling, const SamplingOutputs* out, float* logits,
+                        int64_t max_wait_ns);
+
+  Device& device() { return device_; }
+  Readiness& readiness() { return readiness_; }
   const ModelSpec& spec() const { return spec_; }
+  const KVCache& kv() const { return kv_; }
   const Matrix& matrix(int id) const { return *matrices_[id]; }
-  Arena& weights() { return weights_; }
   Arena& kv_arena() { return kv_arena_; }
-  size_t activation_bytes() const { return activations_.size(); }
+  size_t workspace_bytes() const { return layout_.bytes; }
 
  private:
-  struct Buffer {
-    Activations a;
-    bool gathered;
+  struct Vector {
+    const float* values;
+    uint64_t end;
+  };
+  // A member's way through a step: how much of the image it knows to be present. The same for all members.
+  struct Walk {
+    int member;
+    uint64_t present;
   };
   static void job(void* self, int member);
   void run(int member);
-  void run_chunk(int member, int first, int count);
-  void run_rows(int member, int first, int count);
+  bool run_chunk(Walk* walk, int first, int count);
+  bool run_rows(Walk* walk, int first, int count);
+  bool await_weights(Walk* walk, uint64_t needed);
+  uint64_t needed_by(const Instruction& op) const;
+  Matrix* new_matrix(int k);
+  Segment* add_segment(Matrix* w, int format, int rows);
   void execute(size_t index, int member, int first, int rows);
   void run_linear(const Linear& job, int generated, int member);
   void plan_attention(int first, int count);
   void rope_tables(int member, int first, int count);
   void copy_blocks(int member);
   void gather(int member, int row, int count, int at, int first);
-  float* member_scratch(int member) { return scratch_ + static_cast<size_t>(member) * scratch_stride_; }
+  float* member_scratch(int member) { return layout_.scratch + static_cast<size_t>(member) * layout_.scratch_stride; }
 
   ModelSpec spec_;
   std::vector<double> inverse_frequency_;
-  Arena weights_, kv_arena_, activations_;
+  Device& device_;
+  Pool& pool_;
+  Arena weights_, kv_arena_;
   KVCache kv_;
-  Pool pool_;
   std::vector<Matrix*> matrices_;
-  std::vector<std::vector<float>> vectors_;
+  std::vector<std::vector<float>> copied_;
+  std::vector<Vector> vectors_;
   std::vector<Buffer> buffers_;
   std::vector<Instruction> tape_;
   std::vector<const Matrix*> then_;  // per instruction: the matrix that the next linear layer reads
-
-  int chunk_tokens_ = 0;  // most tokens that go through the tape at once
-  int chunk_rows_ = 0;    // most rows whose logits exist at once
-  float* logits_ = nullptr;
-  float* rope_ = nullptr;
-  float* scratch_ = nullptr;
-  size_t scratch_stride_ = 0;
-  size_t sampler_stride_ = 0;
-  float* partials_ = nullptr;
-  std::atomic<int>* pending_ = nullptr;
-  AttentionPlan plan_;
+  std::vector<uint64_t> needed_;     // per instruction: bytes of the image that must be present
+  uint64_t needed_in_all_ = 0;
+  Layout layout_;
+  int num_items_ = 0;  // of the attention plan
 
   StepInputs in_{};
   const SamplingInputs* sampling_ = nullptr;
   const SamplingOutputs* out_ = nullptr;
   float* logits_out_ = nullptr;
 
- public:
-  ~Model();
+  Readiness readiness_;
+  int64_t deadline_ns_ = 0;
+  uint64_t present_ = 0;  // written by member 0 between barriers
+  Readiness::State state_ = Readiness::kReady;
 };
 
 }  // namespace naru

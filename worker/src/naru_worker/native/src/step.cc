@@ -9,34 +9,56 @@
 
 namespace naru {
 
-void Model::step(const StepInputs& in, const SamplingInputs* sampling, const SamplingOutputs* out, float* logits) {
+Readiness::State Model::step(const StepInputs& in, const SamplingInputs* sampling, const SamplingOutputs* out,
+                             float* logits, int64_t max_wait_ns) {
   in_ = in;
   sampling_ = sampling;
   out_ = out;
   logits_out_ = logits;
-  pool_.run(&Model::job, this);
+  present_ = readiness_.bytes();
+  state_ = Readiness::kReady;
+  if (present_ < needed_in_all_) deadline_ns_ = monotonic_ns() + max_wait_ns;
+  device_.run(&Model::job, this);
+  return state_;
 }
 
 void Model::job(void* self, int member) { static_cast<Model*>(self)->run(member); }
 
+// Inside a job, by all members: waits until the first `needed` bytes of the image are present. False: they are not, and
+// the step ends here, for all members alike.
+bool Model::await_weights(Walk* walk, uint64_t needed) {
+  if (needed <= walk->present) return true;
+  if (walk->member == 0) {
+    state_ = readiness_.await(needed, deadline_ns_);
+    if (state_ == Readiness::kReady) present_ = readiness_.bytes();
+  }
+  // Members take over what member 0 found, and none looks again before the barrier behind the instruction.
+  pool_.barrier();
+  walk->present = present_;
+  return needed <= walk->present;
+}
+
 void Model::run(int member) {
+  Walk walk{member, present_};
+  // A step that may have to be run again copies nothing: blocks that pass on what they got cannot be copied twice.
+  if (in_.num_copies > 0 && !await_weights(&walk, needed_in_all_)) return;
   copy_blocks(member);
   // Rows of logits are gathered while chunks pass. When more are asked for than fit, chunks pass no more rows than that.
   int row = 0;
   int pending_rows = 0;
   for (int first = 0; first < in_.num_tokens;) {
-    int count = std::min(chunk_tokens_, in_.num_tokens - first);
+    int count = std::min(layout_.chunk_tokens, in_.num_tokens - first);
     int end_row = row;
     while (end_row < in_.num_rows && in_.logits_rows[end_row] < first + count) ++end_row;
-    run_chunk(member, first, count);
+    if (!run_chunk(&walk, first, count)) return;
     for (; row < end_row;) {
-      const int rows = std::min(chunk_rows_ - pending_rows, end_row - row);
+      const int rows = std::min(layout_.chunk_rows - pending_rows, end_row - row);
       gather(member, row, rows, pending_rows, first);
       row += rows;
       pending_rows += rows;
-      if (pending_rows == chunk_rows_) {
+      if (pending_rows == layout_.chunk_rows) {
         pool_.barrier();
-        run_rows(member, row - pending_rows, pending_rows);
+        if (!run_rows(&walk, row - pending_rows, pending_rows)) return;
         pending_rows = 0;
       }
     }
@@ -44,7 +66,7 @@ void Model::run(int member) {
     pool_.barrier();
     first += count;
   }
-  if (pending_rows > 0) run_rows(member, row - pending_rows, pending_rows);
+  if (pending_rows > 0) run_rows(&walk, row - pending_rows, pending_rows);
 }
 
 // Copies rows [row, row + count) of the logits rows, out of the chunk that starts at token `first`, to place `at`.
@@ -59,33 +81,38 @@ void Model::gather(int member, int row, int count, int at, int first) {
   }
 }
 
-void Model::run_chunk(int member, int first, int count) {
-  if (member == 0) plan_attention(first, count);
-  rope_tables(member, first, count);
+bool Model::run_chunk(Walk* walk, int first, int count) {
+  if (walk->member == 0) plan_attention(first, count);
+  rope_tables(walk->member, first, count);
   pool_.barrier();
   for (size_t i = 0; i < tape_.size(); ++i) {
     if (tape_[i].tail || tape_[i].op == kGather) continue;
-    execute(i, member, first, count);
+    if (!await_weights(walk, needed_[i])) return false;
+    execute(i, walk->member, first, count);
     pool_.barrier();
   }
+  return true;
 }
 
 // Final norm, logits and sampling of gathered rows [first, first + count).
-void Model::run_rows(int member, int first, int count) {
+bool Model::run_rows(Walk* walk, int first, int count) {
+  const int member = walk->member;
   for (size_t i = 0; i < tape_.size(); ++i) {
     if (!tape_[i].tail) continue;
+    if (!await_weights(walk, needed_[i])) return false;
     execute(i, member, first, count);
     pool_.barrier();
   }
   const size_t ld = static_cast<size_t>(round_up(spec_.vocab_size, 16));
   uint8_t* scratch = reinterpret_cast<uint8_t*>(member_scratch(member));
   for (int i = pool_.next(); i < count; i = pool_.next()) {
-    const float* x = logits_ + static_cast<size_t>(i) * ld;
+    const float* x = layout_.logits + static_cast<size_t>(i) * ld;
     if (logits_out_ != nullptr)
       memcpy(logits_out_ + static_cast<size_t>(first + i) * spec_.vocab_size, x, spec_.vocab_size * sizeof(float));
     if (sampling_ != nullptr) sample_row(*sampling_, *out_, first + i, x, spec_.vocab_size, scratch);
   }
   pool_.barrier();
+  return true;
 }
 
 // out = x W^T for rows of both kinds: generated ones by bytes, prompts by tiles of bf16.
@@ -134,8 +161,8 @@ void Model::execute(size_t index, int member, int first, int rows) {
     case kNorm:
       for (int r = begin; r < end; ++r) {
         float* to = dst->wants_f ? dst->f + static_cast<size_t>(r) * dst->ld : scratch;
-        norm_row(src->f + static_cast<size_t>(r) * src->ld, src->width, vectors_[op.weight].data(),
-                 op.bias < 0 ? nullptr : vectors_[op.bias].data(), op.value, op.kind, to);
+        norm_row(src->f + static_cast<size_t>(r) * src->ld, src->width, vectors_[op.weight].values,
+                 op.bias < 0 ? nullptr : vectors_[op.bias].values, op.value, op.kind, to);
         emit_row(*dst, r, to, tile_row(r));
       }
       break;
@@ -153,20 +180,20 @@ void Model::execute(size_t index, int member, int first, int rows) {
                  matrices_[op.weight]->wants_quant ? generated : rows, member);
       break;
     case kLogits:
-      linear(Linear{matrices_[op.weight], src, rows, logits_, static_cast<size_t>(round_up(spec_.vocab_size, 16)),
+      linear(Linear{matrices_[op.weight], src, rows, layout_.logits, static_cast<size_t>(round_up(spec_.vocab_size, 16)),
                     false, false, then_[index], scratch},
              &pool_, member);
       break;
     case kRopeKV:
       for (int r = begin; r < end; ++r)
         rope_kv_row(src->f + static_cast<size_t>(r) * src->ld, op.kind,
-                    spec_.rotary_dim > 0 ? rope_ + static_cast<size_t>(r) * spec_.rotary_dim : nullptr,
+                    spec_.rotary_dim > 0 ? layout_.rope + static_cast<size_t>(r) * spec_.rotary_dim : nullptr,
                     spec_.rotary_dim, kv_, op.layer, in_.slots[first + r]);
       break;
     case kAttention: {
       const Attention job{src->f, src->ld, spec_.num_heads, &kv_, op.layer, op.value, op.window,
-                          dst->f, dst->ld, partials_, pending_};
-      attention(job, plan_, &pool_, scratch);
+                          dst->f, dst->ld, layout_.partials, layout_.pending};
+      attention(job, AttentionPlan{layout_.items, num_items_}, &pool_, scratch);
       if (!dst->wants_q) break;
       pool_.barrier();
       for (int r = begin; r < end; ++r) emit_row(*dst, r, dst->f + static_cast<size_t>(r) * dst->ld, tile_row(r));
@@ -183,7 +210,7 @@ void Model::rope_tables(int member, int first, int count) {
   even_part(count, member, pool_.size(), &begin, &end);
   for (int r = begin; r < end; ++r)
     rope_table_row(in_.positions[first + r], inverse_frequency_.data(), spec_.rotary_dim / 2, spec_.rope_factor,
-                   rope_ + static_cast<size_t>(r) * spec_.rotary_dim);
+                   layout_.rope + static_cast<size_t>(r) * spec_.rotary_dim);
 }
 
 void Model::copy_blocks(int member) {
@@ -206,7 +233,7 @@ void Model::plan_attention(int first, int count) {
   while (starts[seq + 1] <= first) ++seq;
   const bool spread = count * spec_.num_kv_heads < kSpreadTasks * pool_.size();
 
-  plan_.num_items = 0;
+  num_items_ = 0;
   int partial = 0;
   for (int s = seq; s < in_.num_seqs && starts[s] < first + count; ++s) {
     const int begin = std::max(starts[s], first), end = std::min(starts[s + 1], first + count);
@@ -217,16 +244,18 @@ void Model::plan_attention(int first, int count) {
         const int position = base + t - starts[s];
         const int splits = spread ? num_ranges(position) : 1;
         for (int i = 0; i < splits; ++i)
-          plan_.items[plan_.num_items++] = AttentionItem{t - first, 1, position, blocks, true, i, splits, partial};
+          layout_.items[num_items_++] = AttentionItem{t - first, 1, position, blocks, true, i, splits, partial};
         if (splits > 1) partial += splits * spec_.num_kv_heads;
       }
       continue;
     }
     // Late tiles see more tokens and take longest: first, so that the members end together.
     for (int t = begin + (end - 1 - begin) / tile * tile; t >= begin; t -= tile)
-      plan_.items[plan_.num_items++] =
+      layout_.items[num_items_++] =
           AttentionItem{t - first, std::min(tile, end - t), base + t - starts[s], blocks, false, 0, 1, 0};
   }
+  // Whatever another model left there.
+  for (int i = 0; i < partial; ++i) layout_.pending[i].store(0, std::memory_order_relaxed);
 }
 
 }  // namespace naru

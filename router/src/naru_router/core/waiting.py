@@ -1,0 +1,73 @@
+"""How many requests may wait for one model in one router: each keeps its prompt in memory. Used by the dispatcher."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from naru_proto.errors import Overloaded
+
+
+class WaitingRoom:
+    """Counts the requests that wait, model by model."""
+
+    def __init__(self, max_per_model: int) -> None:
+        self._max_per_model = max_per_model
+        self._counts: dict[str, int] = {}
+
+    def seat(self, model: str) -> Seat:
+        """A place for one request, free until it is taken."""
+        return Seat(self, model)
+
+    def num_waiting(self, model: str) -> int:
+        """Seats taken."""
+        return self._counts.get(model, 0)
+
+    def enter(self, model: str) -> None:
+        """Takes a seat.
+
+        Raises:
+            Overloaded: all are taken.
+        """
+        count = self.num_waiting(model)
+        if count >= self._max_per_model:
+            raise Overloaded(f"{count} requests wait for the model {model!r} to be loaded already; send it again later")
+        self._counts[model] = count + 1
+
+    def leave(self, model: str) -> None:
+        """Gives a seat back."""
+        self._counts[model] -= 1
+        if not self._counts[model]:
+            del self._counts[model]
+
+
+class Seat:
+    """One request's place. Given back at the end of the context at the latest."""
+
+    def __init__(self, room: WaitingRoom, model: str) -> None:
+        self._room = room
+        self._model = model
+        self._is_taken = False
+
+    def take(self) -> None:
+        """The request waits from now on; again: nothing.
+
+        Raises:
+            Overloaded: too many wait.
+        """
+        if not self._is_taken:
+            self._room.enter(self._model)
+            self._is_taken = True
+
+    def leave(self) -> None:
+        """The request waits no longer."""
+        if self._is_taken:
+            self._is_taken = False
+            self._room.leave(self._model)
+
+    def __enter__(self) -> Seat:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave()

@@ -1,0 +1,35 @@
+"""How a model stands, for people and the route map: its state, how far its operation is, and what is left of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from naru_proto.errors import LoadError
+from naru_worker.adapters.engine.resident import Progress, Resident
+from naru_worker.core.hub.hub import Hub
+from naru_worker.core.residency import ModelState
+
+
+def progress_of(core: Hub, resident: Resident, now_s: float) -> Progress:
+    """How a model stands at `now_s`."""
+    entry, last = resident.entry, resident.progress
+    if entry.state is ModelState.FAILED:
+        error = resident.error or LoadError(entry.error or "the load failed", param="model")
+        return Progress(ModelState.FAILED, error=error)
+    state = ModelState.READY if entry.state is ModelState.ACTIVE else entry.state
+    if state is last.state:
+        return replace(last, eta_s=_eta_s(core, resident, now_s))
+    detail = ""
+    if entry.state in (ModelState.COLD, ModelState.HOST) and not entry.is_busy:
+        detail = next(iter(core.explain(entry.name, now_s)), "")
+    return Progress(state, detail=detail)
+
+
+def _eta_s(core: Hub, resident: Resident, now_s: float) -> float:
+    """Seconds left of the operation under way: by its own pace, or by past loads; 0: unknown."""
+    entry, last = resident.entry, resident.progress
+    spent_s = now_s - resident.began_s
+    if entry.state is ModelState.FETCHING and 0 < last.bytes_done < last.bytes_total:
+        return spent_s * (last.bytes_total - last.bytes_done) / last.bytes_done
+    expected_s = core.expected_load_s(entry.name) if entry.state is ModelState.LOADING else 0.0
+    return max(0.0, expected_s - spent_s)

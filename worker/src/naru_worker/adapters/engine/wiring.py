@@ -1,0 +1,116 @@
+"""Puts one model's engine together: scheduler, KV space, runner, tokenizer. The one place that knows all parts.
+
+Called by loading threads; the engine thread owns the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from naru_proto.registry import ModelInfoRecord
+from naru_worker.adapters.engine.engine import ModelEngine
+from naru_worker.adapters.engine.loaded import LoadedModel, ModelFacts
+from naru_worker.adapters.engine.sizing import ModelSize
+from naru_worker.adapters.engine.token_table import TokenTable
+from naru_worker.adapters.memory.kv_space import make_kv_space
+from naru_worker.adapters.memory.ledger import MemoryLedger
+from naru_worker.adapters.ops.protocol import Runner
+from naru_worker.adapters.tokenizer.cache import TokenizerCache
+from naru_worker.adapters.tokenizer.model_tokenizer import ModelTokenizer
+from naru_worker.core.kv_manager import KVManager
+from naru_worker.core.model_config import ModelConfig
+from naru_worker.core.request_limits import RequestLimits
+from naru_worker.core.scheduler import Scheduler
+from naru_worker.core.scheduler_config import SchedulerConfig
+from naru_worker.settings import EngineSettings, MemorySettings
+
+MAX_TOKEN_BYTES = 1024
+"""Longer than any entry of the vocabularies in use (the longest are runs of blanks)."""
+
+
+KEPT_TOKENIZER_BYTES = 64 << 20
+"""Tokenizers kept beyond their last use: part of the worker's own memory, not of the models' budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRoom:
+    """What all models of a worker share."""
+
+    engine: EngineSettings
+    memory: MemorySettings
+    num_threads: int
+    ledger: MemoryLedger
+    tokenizers: TokenizerCache = field(default_factory=lambda: TokenizerCache(KEPT_TOKENIZER_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """One model's own."""
+
+    name: str
+    config: ModelConfig
+    chat_template: str
+    weights_revision: str
+    """Names the exact weights."""
+    revision: str
+    """What was fetched and what it holds, for people."""
+    tokenizer: ModelTokenizer
+    vocab_limit: int
+    """Ids at or above it are never drawn."""
+    size: ModelSize
+
+
+def build_engine(room: EngineRoom, parts: ModelParts, runner: Runner) -> LoadedModel:
+    """A model that can be handed to the engine loop. Releasing it closes the runner."""
+    size, options = parts.size, parts.size.runner_options
+    space = make_kv_space(parts.name, room.ledger, runner, size.kv_block_bytes, options.num_blocks, size.floor_blocks)
+    kv = KVManager(
+        options.num_blocks,
+        options.block_size,
+        model_revision=parts.weights_revision,
+        enable_prefix_caching=size.enable_prefix_caching,
+        growth=space,
+    )
+    config = parts.config
+    eos_ids = {
+        *config.eos_token_ids,
+        *(() if parts.tokenizer.eos_token_id is None else (parts.tokenizer.eos_token_id,)),
+    }
+    limits = SchedulerConfig(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_tokens,
+        max_model_len=options.max_model_len,
+        eos_token_ids=tuple(sorted(eos_ids)),
+        vocab_size=config.vocab_size,
+    )
+    tokens = TokenTable(parts.tokenizer)
+    engine = ModelEngine(Scheduler(limits, kv), runner, options, tokens, parts.vocab_limit, kv_space=space)
+    return LoadedModel(
+        name=parts.name,
+        engine=engine,
+        tokenizer=parts.tokenizer,
+        tokens=tokens,
+        limits=RequestLimits(options.max_model_len, parts.vocab_limit, MAX_TOKEN_BYTES),
+        facts=_facts(parts, runner),
+        release=runner.close,
+    )
+
+
+def _facts(parts: ModelParts, runner: Runner) -> ModelFacts:
+    options = parts.size.runner_options
+    return ModelFacts(
+        info=ModelInfoRecord(
+            architecture=parts.config.architecture,
+            max_model_len=options.max_model_len,
+            vocab_size=parts.config.vocab_size,
+            chat_template=parts.chat_template,
+            bos_token=parts.tokenizer.bos_token,
+            eos_token=parts.tokenizer.eos_token,
+        ),
+        revision=parts.revision,
+        weight_bytes=runner.weight_bytes,
+        kv_bytes=runner.kv_bytes,
+        kv_bytes_per_token=parts.size.kv_block_bytes // options.block_size,
+        block_size=options.block_size,
+        num_blocks=options.num_blocks,
+    )
