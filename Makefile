@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test pytest test-cpu lint fmt gen verify bench bench-peers clean
+.PHONY: help up test pytest test-cpu lint fmt gen verify bench bench-hub bench-sim bench-peers clean
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -63,6 +63,12 @@ verify: $(DEV) ## fails when a printed file is stale
 
 bench: $(DEV) ## Naru beside llama.cpp and vLLM on the same model: a table of ratios
 	$(BIN)/python -m bench.engine
+
+bench-hub: $(DEV) ## many models in one worker: loads, memory, latency (slow; needs make bench-peers)
+	$(BIN)/python -m bench.hub
+
+bench-sim: $(DEV) ## eviction policies compared in virtual time; refreshes the table in docs/residency.md
+	$(BIN)/python -m bench.sim --write-docs
 
 bench-peers: $(DEV) ## installs the engines that `make bench` compares with (slow, once)
 	$(BIN)/python -m bench.peers install
