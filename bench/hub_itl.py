@@ -1,6 +1,8 @@
 """Do loads of other models disturb a running stream? Gaps between tokens of two resident models, with and without them.
 
-Called by `hub`. Rounds with and without loads alternate, so that a slow minute of the machine is in both.
+Called by `hub`. Rounds of three kinds alternate, so that a slow minute of the machine is in all: no loads; five loads a
+second, about as many as the long run has; and loads without a pause, each for a request of one token, whose prompt
+takes turns of the engine as well: the worst case, for the record.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 from bench.hub_models import ModelCopy
@@ -19,12 +21,17 @@ from bench.stats import median, percentile, ratio
 
 from naru_proto.v1 import worker_pb2, worker_pb2_grpc
 
+LOADS_PER_S = 5.0
+
+Kind = Literal["idle", "loads", "requests"]
+KINDS: tuple[Kind, ...] = ("idle", "loads", "requests")
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """Both streams, once."""
 
-    with_loads: bool
+    kind: Kind
     gaps_s: tuple[float, ...]
     """Between tokens of one stream, of both, while both ran."""
     num_loads: int
@@ -39,6 +46,8 @@ class ItlFigures:
     itl_p99_idle_s: float
     """Median over rounds of each round's p99, without loads."""
     itl_p99_loads_s: float
+    itl_p99_requests_s: float
+    """While each load is for a request, which is computed too."""
     itl_p50_idle_s: float
     itl_p50_loads_s: float
     itl_max_loads_s: float
@@ -72,26 +81,27 @@ def measure_itl(
     coming = itertools.cycle(others)
     rounds = []
     for number in range(num_rounds):
-        for with_loads in (False, True):
-            rounds.append(asyncio.run(_round(worker, pinned, coming, num_tokens, with_loads)))
-        idle_s, loads_s = (percentile(r.gaps_s, 99) for r in rounds[-2:])
+        rounds += [asyncio.run(_round(worker, pinned, coming, num_tokens, kind)) for kind in KINDS]
+        idle_s, loads_s, requests_s = (percentile(r.gaps_s, 99) for r in rounds[-3:])
         progress(
             f"gaps between tokens: round {number + 1}/{num_rounds}, p99 {1000 * idle_s:.1f} ms idle, "
-            f"{1000 * loads_s:.1f} ms during {rounds[-1].num_loads} loads"
+            f"{1000 * loads_s:.1f} ms during {rounds[-2].num_loads} loads, {1000 * requests_s:.1f} ms during "
+            f"{rounds[-1].num_loads} loads for a request each"
         )
     return summary(rounds)
 
 
 def summary(rounds: Sequence[Round]) -> ItlFigures:
-    """Figures of rounds of both kinds, at least one of each."""
-    idle = [r for r in rounds if not r.with_loads]
-    loads = [r for r in rounds if r.with_loads]
-    p99_s = {name: tuple(percentile(r.gaps_s, 99) for r in kind) for name, kind in (("idle", idle), ("loads", loads))}
+    """Figures of rounds of all kinds, at least one of each."""
+    of_kind = {kind: [r for r in rounds if r.kind == kind] for kind in KINDS}
+    idle, loads = of_kind["idle"], of_kind["loads"]
+    p99_s = {str(kind): tuple(percentile(r.gaps_s, 99) for r in of_kind[kind]) for kind in KINDS}
     num_loads = sum(r.num_loads for r in loads)
     return ItlFigures(
         itl_p99_ratio_during_loads=ratio(median(p99_s["loads"]), median(p99_s["idle"])),
         itl_p99_idle_s=median(p99_s["idle"]),
         itl_p99_loads_s=median(p99_s["loads"]),
+        itl_p99_requests_s=median(p99_s["requests"]),
         itl_p50_idle_s=median([median(r.gaps_s) for r in idle]),
         itl_p50_loads_s=median([median(r.gaps_s) for r in loads]),
         itl_max_loads_s=max(max(r.gaps_s) for r in loads),
@@ -119,14 +129,14 @@ async def _round(
     pinned: Sequence[ModelCopy],
     coming: itertools.cycle[ModelCopy],
     num_tokens: int,
-    with_loads: bool,
+    kind: Kind,
 ) -> Round:
     stop = asyncio.Event()
     async with grpc.aio.insecure_channel(worker.address) as channel:
         stub: Any = worker_pb2_grpc.WorkerStub(channel)
         started_s = time.perf_counter()
         streams = [asyncio.create_task(_stream(stub, model.name, num_tokens)) for model in pinned]
-        loads = asyncio.create_task(_loads(worker, coming, stop)) if with_loads else None
+        loads = None if kind == "idle" else asyncio.create_task(_loads(worker, coming, stop, kind))
         try:
             # when one stream has ended, the other one has the engine for itself
             await asyncio.wait([*streams, *([loads] if loads else [])], return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +149,7 @@ async def _round(
         finally:
             stop.set()
             await asyncio.gather(*streams, *([loads] if loads else []), return_exceptions=True)
-    return Round(with_loads, gaps_together(arrivals_s), num_loads, wall_s)
+    return Round(kind, gaps_together(arrivals_s), num_loads, wall_s)
 
 
 async def _stream(stub: Any, model: str, num_tokens: int) -> list[float]:
@@ -156,12 +166,18 @@ async def _stream(stub: Any, model: str, num_tokens: int) -> list[float]:
     return arrivals_s
 
 
-async def _loads(worker: HubWorker, coming: itertools.cycle[ModelCopy], stop: asyncio.Event) -> int:
-    """One model after another is asked for a token, which loads it, and is taken down; returns how many."""
+async def _loads(worker: HubWorker, coming: itertools.cycle[ModelCopy], stop: asyncio.Event, kind: Kind) -> int:
+    """One model after another is loaded, by a request of one token or without, and taken down; returns how many."""
     count = 0
+    started_s = time.perf_counter()
     while not stop.is_set():
+        if kind == "loads" and (early_s := started_s + count / LOADS_PER_S - time.perf_counter()) > 0:
+            await asyncio.sleep(early_s)
         model = next(coming)
-        await asyncio.to_thread(worker.first_token_s, model, 1)
+        if kind == "requests":
+            await asyncio.to_thread(worker.first_token_s, model, 1)
+        else:
+            await asyncio.to_thread(worker.bring, model, worker_pb2.TIER_ACTIVE)
         await asyncio.to_thread(worker.send_down, model)
         count += 1
     return count

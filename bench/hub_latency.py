@@ -21,8 +21,11 @@ class LatencyFigures:
     """Seconds from sending a request to its first token; over models, each one time."""
 
     first_token_p50_s: float
+    """Of models that this process has had before, and let go: what a switch costs."""
     first_token_p99_s: float
     first_token_max_s: float
+    first_time_p50_s: float
+    """Of models that this process loads for the first time: their index is still to be read."""
     first_token_new_process_s: float
     """The first model a new process loads: its tokenizer is not in memory yet, which copies of a model then share."""
     host_tier_p50_s: float
@@ -57,14 +60,16 @@ def measure_latency(
         first, *others = models
         new_process_s = worker.first_token_s(first)
         worker.send_down(first)
-        from_image_s = []
+        first_time_s: list[float] = []
+        from_image_s: list[float] = []
         resident_s = []
-        for number, model in enumerate(others, 1):
-            worker.expect(model, worker_pb2.MODEL_STATE_COLD)
-            from_image_s.append(worker.first_token_s(model))
-            resident_s.append(worker.first_token_s(model))
-            worker.send_down(model)
-            progress(f"first token from image: {number}/{len(others)}, {1000 * from_image_s[-1]:.0f} ms")
+        for taken_s, which in ((first_time_s, "for the first time"), (from_image_s, "again")):
+            for number, model in enumerate(others, 1):
+                worker.expect(model, worker_pb2.MODEL_STATE_COLD)
+                taken_s.append(worker.first_token_s(model))
+                resident_s.append(worker.first_token_s(model))
+                worker.send_down(model)
+                progress(f"first token from image, {which}: {number}/{len(others)}, {1000 * taken_s[-1]:.0f} ms")
         from_host_s = []
         for number, model in enumerate(others, 1):
             worker.bring(model, worker_pb2.TIER_HOST)
@@ -76,6 +81,7 @@ def measure_latency(
         first_token_p50_s=median(from_image_s),
         first_token_p99_s=percentile(from_image_s, 99),
         first_token_max_s=max(from_image_s),
+        first_time_p50_s=median(first_time_s),
         first_token_new_process_s=new_process_s,
         host_tier_p50_s=median(from_host_s),
         host_tier_p99_s=percentile(from_host_s, 99),

@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--high-watermark", type=float, default=None, help="of the worker (its default)")
     parser.add_argument("--low-watermark", type=float, default=None, help="of the worker (its default)")
     parser.add_argument("--max-loads", type=int, default=None, help="of the worker, at once (its default)")
-    parser.add_argument("--image-budget-gb", type=float, default=14.0, help="disk for packed images (14)")
+    parser.add_argument("--image-budget-gb", type=float, default=20.0, help="disk for packed images (20)")
     parser.add_argument("--reserve-gb", type=float, default=15.0, help="disk that stays free (15)")
     parser.add_argument("--work-dir", type=Path, default=DEFAULT_WORK_DIR, help="copies and images, removed at the end")
     parser.add_argument("--model", default=None, help=f"a GGUF file ({engines.DEFAULT_MODEL_URI})")

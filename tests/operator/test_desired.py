@@ -44,11 +44,13 @@ def test_a_model_keeps_what_its_manifest_says() -> None:
             alias="other",
             replicas={"min": 2},
             engine={"maxModelLen": 512, "enablePrefixCaching": False},
-            resources={"kvCache": {"max": "1Gi"}},
+            resources={"kvCache": {"min": "64Mi", "max": "1Gi"}},
         )
     ).models
     assert (found.uri, found.revision, found.aliases, found.min_replicas) == ("hf://o/n", "v1", ("other",), 2)
-    assert found.limits == EngineLimits(max_model_len=512, kv_cache_bytes=1 << 30, enable_prefix_caching=False)
+    assert found.limits == EngineLimits(
+        max_model_len=512, kv_cache_bytes=1 << 30, kv_cache_min_bytes=64 << 20, enable_prefix_caching=False
+    )
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def key_model_info(digest: str) -> str:
 
 KEY_EVENTS = f"{_PREFIX}events"
 """Stream of what happened to models on workers, newest last, cut at about MAX_EVENTS. Fields: worker, epoch, model,
-from, to (lower-case ModelState), reason, at_ms (Unix)."""
+from, to (lower-case ModelState; ready also stands for active), reason, at_ms (Unix)."""
 MAX_EVENTS = 10_000
 METADATA_ERROR_CODE = "naru-error-code"
 """Trailing metadata of a worker's refusal: `code` of the error, finer than the status."""

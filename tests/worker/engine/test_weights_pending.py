@@ -230,3 +230,33 @@ def test_latency_counts_the_wait_for_weights(num_tries: int) -> None:
     late.arrive()
     late.finish()
     assert late.engine.stats.ttft_s.total == pytest.approx(num_tries * PENDING_RETRY_S)
+
+
+def test_beside_models_with_work_no_step_is_begun_before_all_weights_are_there() -> None:
+    late = Late()
+    late.runner.is_ready = False
+    late.submit(request("a", "once upon"))
+    late.engine.step(late.outbox, is_alone=False)
+    assert late.tries == []
+    assert not late.engine.has_work
+    assert late.engine.wake_s == PENDING_RETRY_S
+    late.now_s = PENDING_RETRY_S
+    assert late.engine.has_work
+    late.engine.step(late.outbox, is_alone=True)
+    assert len(late.tries) == 1, "alone it begins with the layers it has"
+    late.runner.is_ready = True
+    late.arrive()
+    late.now_s += PENDING_RETRY_S
+    late.engine.step(late.outbox, is_alone=False)
+    late.finish()
+    assert late.ids("a") == solo(request("a", "once upon"))
+
+
+def test_a_request_that_is_cancelled_while_its_model_is_put_off_leaves_no_work() -> None:
+    late = Late()
+    late.runner.is_ready = False
+    late.submit(request("a", "once upon"))
+    late.engine.step(late.outbox, is_alone=False)
+    late.engine.cancel(RequestId("a"), None, late.outbox)
+    assert not late.engine.has_work
+    assert late.engine.wake_s is None

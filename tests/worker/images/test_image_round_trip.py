@@ -14,6 +14,8 @@ from gguf_builder import model_file
 from tiny_models import CHAT_TEMPLATE, TinySpec, write_model
 
 from naru_proto.errors import LoadError
+from naru_worker.adapters.images import mapped_image
+from naru_worker.adapters.images.errors import ImageDamaged
 from naru_worker.adapters.images.header import PAGE_BYTES
 from naru_worker.adapters.images.mapped_image import _mapped, is_verified
 from naru_worker.adapters.images.model_image import ModelImage
@@ -195,20 +197,44 @@ def test_stages_are_reported_as_they_become_ready(source: Path, tmp_path: Path, 
     image.close()
 
 
-def test_a_file_is_verified_once_in_a_process(
+def test_a_file_is_verified_once_in_a_life_of_the_machine(
     source: Path, tmp_path: Path, pack_here: Any, go_on: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = pack_here(source, tmp_path)
     image = ModelImage(path)
     image.make_present(lambda ready: None, False, go_on)
-    assert not is_verified(image._mapped.identity)
+    assert not is_verified(image._mapped)
     image.make_present(lambda ready: None, True, go_on)
-    assert is_verified(image._mapped.identity)
+    assert is_verified(image._mapped)
+    # Another process has its own memory, and finds what this one has left beside the file.
+    monkeypatch.setattr(mapped_image, "_verified", {})
+    assert is_verified(image._mapped)
+    monkeypatch.setattr(mapped_image, "_boot_id", lambda: "another start of the machine")
+    assert not is_verified(image._mapped)
+    monkeypatch.undo()
     image.close()
     monkeypatch.setattr("naru_worker.adapters.images.presence._compare", None)
     again = ModelImage(path)
     again.make_present(lambda ready: None, True, go_on)
     again.close()
+
+
+def test_a_file_that_was_changed_since_is_verified_again(
+    source: Path, tmp_path: Path, pack_here: Any, go_on: threading.Event
+) -> None:
+    path = pack_here(source, tmp_path)
+    image = ModelImage(path)
+    image.make_present(lambda ready: None, True, go_on)
+    image.close()
+    with path.open("r+b") as file:
+        file.seek(2 * PAGE_BYTES)
+        (byte,) = file.read(1)
+        file.seek(2 * PAGE_BYTES)
+        file.write(bytes([byte ^ 1]))
+    damaged = ModelImage(path)
+    with pytest.raises(ImageDamaged, match="chunk 0"):
+        damaged.make_present(lambda ready: None, True, go_on)
+    damaged.close()
 
 
 def test_equal_images_share_one_mapping_until_the_last_is_closed(source: Path, tmp_path: Path, pack_here: Any) -> None:

@@ -58,6 +58,7 @@ class ToyRunner:
 
     weight_bytes = 1000
     max_wait_s = 0.0
+    is_ready = True
 
     def __init__(self, options: RunnerOptions, revision: str = "") -> None:
         self.options = options

@@ -58,6 +58,8 @@ SWITCH_INTERVAL_S = 0.0005
 """The engine thread waits this long for the GIL when its native step is over and the server is busy; 5 ms is usual."""
 
 
+RELEASE_INTERVAL_S = 10.0
+"""Between two times that the allocator gives back what it keeps: every thread that allocates waits for it meanwhile."""
 SPARE_THREADS = 2
 """Unloads must not wait behind loads."""
 
@@ -70,11 +72,16 @@ class StartError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _MachineMemory:
+    released_s: float = 0.0
+
     def available_bytes(self) -> int:
         return machine.memory_available_bytes()
 
     def release(self) -> None:
-        machine.release_free_memory()
+        now_s = time.monotonic()
+        if now_s - self.released_s >= RELEASE_INTERVAL_S:
+            self.released_s = now_s
+            machine.release_free_memory()
 
 
 class WorkerApp:

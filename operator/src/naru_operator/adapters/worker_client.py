@@ -114,6 +114,7 @@ def _options(limits: EngineLimits) -> worker_pb2.EngineOptions:
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         kv_cache_bytes=limits.kv_cache_bytes,
+        kv_cache_min_bytes=limits.kv_cache_min_bytes,
         enable_prefix_caching=limits.enable_prefix_caching,
     )
 

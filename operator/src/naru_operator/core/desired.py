@@ -25,6 +25,7 @@ class EngineLimits:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_bytes: int | None = None
+    kv_cache_min_bytes: int | None = None
     enable_prefix_caching: bool | None = None
 
 
@@ -194,6 +195,7 @@ def _model(deployment: ModelDeployment, labels: dict[str, dict[str, str]]) -> De
             max_num_seqs=spec.engine.max_num_seqs,
             max_num_batched_tokens=spec.engine.max_num_batched_tokens,
             kv_cache_bytes=spec.resources.kv_cache.max_bytes,
+            kv_cache_min_bytes=spec.resources.kv_cache.min_bytes,
             enable_prefix_caching=spec.engine.enable_prefix_caching,
         ),
         residency=_residency(spec),

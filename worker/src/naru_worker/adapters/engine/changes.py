@@ -19,7 +19,7 @@ MAX_CHANGES = 1000
 
 @dataclass(frozen=True, slots=True)
 class ChangeEvent:
-    """One change of a model's state, for whoever follows."""
+    """One change of a model's state, for whoever follows: READY stands for ACTIVE, too."""
 
     number: int
     """Counts up from 1."""
@@ -44,9 +44,8 @@ class ChangeLog:
     def add(self, change: Changed) -> None:
         """It has happened now."""
         self._num_changes += 1
-        self._changes.append(
-            ChangeEvent(self._num_changes, change.model, change.old, change.new, change.reason, time.time())
-        )
+        old, new = (ModelState.READY if state.is_serving else state for state in (change.old, change.new))
+        self._changes.append(ChangeEvent(self._num_changes, change.model, old, new, change.reason, time.time()))
 
     def oldest(self, count: int) -> list[ChangeEvent]:
         """The first ones that were not told."""

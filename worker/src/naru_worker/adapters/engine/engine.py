@@ -86,6 +86,8 @@ class ModelEngine:
         self._sampling: dict[Sequence, SequenceSampling] = {}
         self._held: _BuiltStep | None = None
         self._held_until_s = 0.0
+        self._is_put_off = False
+        """A step was not begun, as its weights are still on their way and others have work."""
         self._memory_wait = MemoryWait(memory_wait_s)
         if kv_space is not None:
             kv_space.attach(scheduler.kv, self._refresh_stats)
@@ -94,7 +96,7 @@ class ModelEngine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything now: not before its time while weights or memory are on their way."""
-        if self._held is not None:
+        if self._held is not None or (self._is_put_off and self._scheduler.has_work):
             return self._clock() >= self._held_until_s
         if self._memory_wait.is_waiting:
             return self._memory_wait.is_due(self._clock(), self._memory_version)
@@ -103,7 +105,7 @@ class ModelEngine:
     @property
     def wake_s(self) -> float | None:
         """When there will be work again though there is none now; None: not before a command comes."""
-        if self._held is not None:
+        if self._held is not None or (self._is_put_off and self._scheduler.has_work):
             return self._held_until_s
         return self._memory_wait.wake_s if self._memory_wait.is_waiting else None
 
@@ -154,8 +156,13 @@ class ModelEngine:
 
     def step(self, outbox: Outbox, *, is_alone: bool = True) -> None:
         """One step, which may wait for weights where it is alone. A fault ends its requests, and is not raised."""
-        self._runner.max_wait_s = WEIGHTS_WAIT_S if is_alone else 0.0
         started_s = self._clock()
+        self._is_put_off = not is_alone and not self._runner.is_ready
+        if self._is_put_off:
+            # Layers computed now would be computed again when the rest is there, at the others' expense.
+            self._held_until_s = started_s + PENDING_RETRY_S
+            return
+        self._runner.max_wait_s = WEIGHTS_WAIT_S
         built, self._held = self._held, None
         plan = None if built is None else built.plan
         try:

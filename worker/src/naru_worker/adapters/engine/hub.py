@@ -171,7 +171,7 @@ class ModelHub:
                 error = LoadError(f"the load of model {ask.model!r} was overtaken by generation {newest}")
                 yield Progress(ModelState.FAILED, error=error)
                 return
-            progress = self.progress(resident)
+            progress = progress_of(self._core, resident, self._clock(), with_reason=True)
             # Where it was evicted the moment it had arrived, it has arrived all the same.
             has_arrived = ask.tier is Tier.ACTIVE and resident.num_arrivals > num_arrivals
             if has_arrived and not resident.state.is_serving and resident.state is not ModelState.FAILED:
@@ -207,7 +207,7 @@ class ModelHub:
         self._forget(resident)
 
     def progress(self, resident: Resident) -> Progress:
-        """How a model stands now."""
+        """How a model stands now, without a reason."""
         return progress_of(self._core, resident, self._clock())
 
     async def close(self, timeout_s: float) -> None:
@@ -303,11 +303,13 @@ class ModelHub:
 
     def _tell(self, change: actions.Changed) -> None:
         resident = self._known(change.model)
+        resident.notify()
+        if change.old.is_serving and change.new.is_serving:
+            return  # a request began or ended: nothing that others follow has changed
         self.num_evictions += change.is_eviction
         self.num_failed_loads += change.new is ModelState.FAILED
         _log.info("model %s: %s -> %s: %s", change.model, change.old.value, change.new.value, change.reason)
         self.changes.add(change)
-        resident.notify()
         self.on_change()
 
     def _reject(self, reject: actions.RejectHeld) -> None:

@@ -155,6 +155,8 @@ class PackedHosted:
                 is_started = True
                 on_started(model)
                 self._arrive(runner.set_ready_bytes, should_stop)
+                # Behind the weights are only parts that no step reads.
+                runner.set_ready_bytes(self._image.num_bytes)
             return model
         except BaseException:
             # Who was given the model releases it, once the engine thread has let go; until then a step that waits for

@@ -10,8 +10,8 @@ from naru_worker.core.hub.hub import Hub
 from naru_worker.core.residency import ModelState
 
 
-def progress_of(core: Hub, resident: Resident, now_s: float) -> Progress:
-    """How a model stands at `now_s`."""
+def progress_of(core: Hub, resident: Resident, now_s: float, *, with_reason: bool = False) -> Progress:
+    """How a model stands at `now_s`; where it rests, with the reason if asked for."""
     entry, last = resident.entry, resident.progress
     if entry.state is ModelState.FAILED:
         error = resident.error or LoadError(entry.error or "the load failed", param="model")
@@ -20,7 +20,7 @@ def progress_of(core: Hub, resident: Resident, now_s: float) -> Progress:
     if state is last.state:
         return replace(last, eta_s=_eta_s(core, resident, now_s))
     detail = ""
-    if entry.state in (ModelState.COLD, ModelState.HOST) and not entry.is_busy:
+    if with_reason and entry.state in (ModelState.COLD, ModelState.HOST) and not entry.is_busy:
         detail = next(iter(core.explain(entry.name, now_s)), "")
     return Progress(state, detail=detail)
 

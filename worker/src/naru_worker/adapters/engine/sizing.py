@@ -108,13 +108,19 @@ def size_model(
     )
     # The worker's own limit is a ceiling for all models; a load's is a wish for this one, kept or refused.
     ceiling = min(settings.max_model_len, longest) or None
-    wish = MemoryWish(
-        engine.max_num_seqs, options.max_model_len or ceiling, options.kv_cache_bytes, memory.kv_cache_bytes
-    )
+    least_bytes = options.kv_cache_min_bytes or 0
+    if need.weight_bytes + least_bytes > budget_bytes:
+        raise LoadError(
+            f"model {name!r} needs {need.weight_bytes} bytes and is to have {least_bytes} of KV cache at least; this "
+            f"worker's whole budget is {budget_bytes}; lower kv_cache_min_bytes or raise memory_budget_bytes",
+            param="kv_cache_min_bytes",
+        )
+    default_bytes = max(memory.kv_cache_bytes, least_bytes)
+    wish = MemoryWish(engine.max_num_seqs, options.max_model_len or ceiling, options.kv_cache_bytes, default_bytes)
     plan = plan_memory(name, need, wish, budget_bytes)
     floor_blocks = kv_floor_blocks(plan.max_model_len, base.block_size)
-    if options.kv_cache_min_bytes is not None:
-        floor_blocks = max(2, min(plan.num_blocks, options.kv_cache_min_bytes // facts.kv_block_bytes))
+    # More than all its sequences can use is no use.
+    floor_blocks = min(plan.num_blocks, max(floor_blocks, least_bytes // facts.kv_block_bytes))
     layout = kv_layout(facts.kv_block_bytes, plan.num_blocks, floor_blocks)
     footprint = Footprint(
         facts.weights_key, facts.weight_bytes, layout.floor_bytes, facts.workspace_bytes, private_bytes

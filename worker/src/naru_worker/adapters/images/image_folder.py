@@ -1,7 +1,7 @@
 """The files of an image store, and what a crash may leave among them. Used by `ImageStore`, which decides.
 
 DIGEST.naru         an image, whole: it came by a rename
-DIGEST.used         empty; its time is the image's last use
+DIGEST.used         its time is the image's last use; it says when the image's sums were last compared
 *.partial           an image being packed, of its full size from the start; locked by whoever packs it
 sources/KEY.json    what a source looked like when it was packed, and the image it gave
 locks/NAME.lock     see `file_locks`

@@ -6,11 +6,14 @@ checked as they are made present.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import mmap
 import os
 import stat
 import threading
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,11 @@ from naru_worker.adapters.images.image_index import ImageIndex
 from naru_worker.adapters.ops.native_lib import load_best
 
 MAX_VERIFIED = 100_000
+MAX_STAMP_CHARS = 1024
+MAX_KNOWN = 64
+"""About 100 KB each for a model of thirty layers."""
+
+_Facts = tuple[ImageHeader, npt.NDArray[np.uint64], ImageIndex]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +64,22 @@ class MappedImage:
             raise ImageDamaged(f"{path}: has {identity.num_bytes} bytes, too few for a packed image; remove it")
         self._map = mmap.mmap(descriptor, identity.num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         try:
-            self._read(str(path))
+            self.header, self.sums, self.index = _known.get(identity) or self._read(str(path))
         except BaseException:
             self._map.close()
             raise
+        _remember_facts(identity, (self.header, self.sums, self.index))
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self.address = int(self.bytes.ctypes.data)
 
-    def _read(self, where: str) -> None:
-        header = self.header = ImageHeader.from_page(self._map[:PAGE_BYTES], len(self._map), where)
+    def _read(self, where: str) -> _Facts:
+        header = ImageHeader.from_page(self._map[:PAGE_BYTES], len(self._map), where)
         raw_sums = self._map[header.sums_offset : header.index_offset]
         raw_index = self._map[header.index_offset :]
         if digest_of(raw_sums) != header.sums_hash or digest_of(raw_index) != header.index_hash:
             raise ImageDamaged(f"{where}: the index or the sums are damaged; remove it")
-        self.sums: npt.NDArray[np.uint64] = np.frombuffer(raw_sums, np.uint64)
-        self.index = ImageIndex.from_json(raw_index, where, header.weights_end, load_best().naru_segment_bytes)
+        index = ImageIndex.from_json(raw_index, where, header.weights_end, load_best().naru_segment_bytes)
+        return header, np.frombuffer(raw_sums, np.uint64), index
 
     def tokenizer_section(self) -> bytes:
         """A copy of the tokenizer's bytes.
@@ -93,7 +102,17 @@ class MappedImage:
             return
 
 
+def _remember_facts(identity: FileIdentity, facts: _Facts) -> None:
+    """Under the lock: mappings are made under it."""
+    _known.pop(identity, None)
+    _known[identity] = facts
+    while len(_known) > MAX_KNOWN:
+        del _known[next(iter(_known))]
+
+
 _lock = threading.Lock()
+_known: dict[FileIdentity, _Facts] = {}
+"""What was read of files and checked, least recently mapped first: reading it again takes longer than mapping them."""
 _mapped: dict[FileIdentity, MappedImage] = {}
 _verified: dict[FileIdentity, None] = {}
 
@@ -142,14 +161,40 @@ def release_image(image: MappedImage) -> None:
             image.unmap()
 
 
-def is_verified(identity: FileIdentity) -> bool:
-    """Whether this process has compared all sums of this very file."""
-    return identity in _verified
+def is_verified(image: MappedImage) -> bool:
+    """Whether all sums of this very file were compared since this machine was started, by whatever process."""
+    if image.identity in _verified:
+        return True
+    stamp = _stamp_of(image.identity)
+    return bool(stamp) and _stamp_at(image.path) == stamp
 
 
-def remember_verified(identity: FileIdentity) -> None:
-    """All sums were right."""
+def remember_verified(path: Path, identity: FileIdentity) -> None:
+    """All sums were right: noted here, and beside the file for processes to come."""
     with _lock:
         while len(_verified) >= MAX_VERIFIED:
             del _verified[next(iter(_verified))]
         _verified[identity] = None
+    with contextlib.suppress(OSError):
+        path.with_suffix(".used").write_text(_stamp_of(identity))
+
+
+def _stamp_of(identity: FileIdentity) -> str:
+    """Says which file, and in which life of the machine: what the disk does while it is off was seen by nobody."""
+    boot = _boot_id()
+    return f"verified {boot} {' '.join(map(str, dataclasses.astuple(identity)))}\n" if boot else ""
+
+
+def _stamp_at(path: Path) -> str:
+    try:
+        return path.with_suffix(".used").read_text()[:MAX_STAMP_CHARS]
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+@cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -25,6 +25,7 @@ from naru_worker.adapters.images.mapped_image import (
     retain_image,
 )
 from naru_worker.adapters.images.presence import make_range_present
+from naru_worker.adapters.ops.native_memory import is_resident
 from naru_worker.adapters.ops.weights_image import MatrixPlace
 from naru_worker.adapters.tokenizer.model_tokenizer import ModelTokenizer
 from naru_worker.adapters.tokenizer.serialized import tokenizer_from_bytes
@@ -151,24 +152,27 @@ class ModelImage:
     def make_present(self, on_ready: Callable[[int], None], verify: bool, should_stop: threading.Event) -> None:
         """Brings the weights into memory in the order of execution; blocks, without the interpreter's lock.
 
-        `on_ready` gets the number of bytes from the image's start that are present (and verified), after each stage.
-        With `verify` the sums are compared, unless this process has done so before for this very file.
+        `on_ready` gets the number of bytes from the image's start that are present (and verified): after each stage, or
+        once where the system has all of them.
+        With `verify` the sums are compared, unless that was done for this very file since the machine was started.
 
         Raises:
             ImageDamaged: a chunk is damaged; what was reported as ready before it is whole.
             LoadStopped: it was told to stop.
         """
         with self._held() as mapped:
-            verify = verify and not is_verified(mapped.identity)
-            ready = PAGE_BYTES
-            for stage_end in self.layer_ends():
+            verify = verify and not is_verified(mapped)
+            ready, ends = PAGE_BYTES, self.layer_ends()
+            if not verify and is_resident(mapped.address + ready, mapped.header.weights_end - ready):
+                ends = ends[-1:]  # to be mapped, not read: in one go it is faster than who waits could begin
+            for stage_end in ends:
                 if stage_end > ready:
                     end = min(PAGE_BYTES + round_up(stage_end - PAGE_BYTES, CHUNK_BYTES), mapped.header.weights_end)
                     make_range_present(mapped, ready, end, verify, should_stop)
                     ready = end
                 on_ready(ready)
             if verify:
-                remember_verified(mapped.identity)
+                remember_verified(mapped.path, mapped.identity)
 
     @property
     def is_mapped(self) -> bool:

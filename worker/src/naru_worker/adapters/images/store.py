@@ -19,6 +19,7 @@ from naru_worker.adapters.images.errors import StoreFull
 from naru_worker.adapters.images.eviction import choose_victims
 from naru_worker.adapters.images.file_locks import FileLocks
 from naru_worker.adapters.images.image_folder import ImageFolder, Partial
+from naru_worker.adapters.images.mapped_image import FileIdentity, remember_verified
 from naru_worker.adapters.images.model_image import ModelImage
 from naru_worker.adapters.images.packing import PackingProcess, PackPlan
 from naru_worker.adapters.images.packing_pool import PackingPool
@@ -171,7 +172,10 @@ class ImageStore:
             process.write(on_progress)
             if source_files(files.path) != files:
                 return False
-            self._folder.publish(partial, self._folder.image(plan.digest))
+            path = self._folder.image(plan.digest)
+            self._folder.publish(partial, path)
+            # Its sums were just taken from the file as it lies there: the first load need not compare them again.
+            remember_verified(path, FileIdentity.of(path.stat()))
             return True
         finally:
             partial.discard()

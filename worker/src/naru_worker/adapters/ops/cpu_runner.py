@@ -65,6 +65,7 @@ class CpuRunner:
         self.weight_bytes = weight_bytes
         self.kv_bytes = options.num_blocks * kv_block_bytes(config, options)
         self.max_wait_s = 0.0
+        self._num_ready_bytes = self._num_needed_bytes = 0
         """How long a step waits for weights that are still being read in."""
         self._library = device.library
         self._config = config
@@ -102,6 +103,8 @@ class CpuRunner:
         self._record(ImageWeights(self._library, self._alive(), image), NamedTensors(self._config))
         if ready_bytes is not None:
             self._library.naru_start_from(self._model, max(0, ready_bytes))
+            self._num_ready_bytes = ready_bytes
+            self._num_needed_bytes = image.num_bytes
 
     def _record(self, halves: Any, tensors: Any) -> None:
         """`halves`: the weight half of the protocol; the tape is the other."""
@@ -151,6 +154,11 @@ class CpuRunner:
         del arrays
         return output
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether all weights are there, or never will be."""
+        return self._failure is not None or self._num_ready_bytes >= self._num_needed_bytes
+
     def logits(self, batch: BatchInputs) -> FloatArray:
         """Copies and forward, (R, vocab).
 
@@ -185,6 +193,7 @@ class CpuRunner:
         with self._lock:
             if self._model is not None:
                 self._library.naru_set_ready(self._model, max(0, num_bytes))
+                self._num_ready_bytes = max(self._num_ready_bytes, num_bytes)
 
     def fail(self, error: NaruError | None = None) -> None:
         """No more weights will come: a step that waits for some ends with the error. Any thread, even when closed."""

@@ -5,6 +5,9 @@ Called by whoever maps packed images. Knows nothing of what lies in them.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import numpy as np
 import numpy.typing as npt
 
@@ -35,6 +38,16 @@ def populate(address: int, num_bytes: int) -> None:
         LoadError: see `sum_chunks`.
     """
     _fault_in(address, num_bytes, None)
+
+
+def is_resident(address: int, num_bytes: int) -> bool:
+    """Whether the system has all pages in memory already, so that bringing them in means mapping them only.
+
+    False as well where it will not say. `address` is that of a page.
+    """
+    pages = ctypes.create_string_buffer(-(-num_bytes // mmap.PAGESIZE))
+    found = ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), pages)
+    return found == 0 and all(page & 1 for page in set(pages.raw))
 
 
 def _fault_in(address: int, num_bytes: int, sums: int | None) -> None:

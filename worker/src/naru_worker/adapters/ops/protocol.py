@@ -201,6 +201,10 @@ class Runner(Protocol):
     max_wait_s: float
     """A step waits so long for weights that are still on their way; nobody else's step can run meanwhile."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether all weights are there (or never will be): steps neither wait nor begin in vain."""
+
     def run(self, batch: BatchInputs, sampling: SamplingBatch) -> SampleOutput:
         """One step: copies, forward, sample.
 

@@ -206,6 +206,11 @@ class RefRunner:
         self._ops: RefOps | None = RefOps(self.kv, _KV_TYPES[options.kv_format])
         self._weights: DecoderWeights | None = load_weights(self._ops, checkpoint)
 
+    @property
+    def is_ready(self) -> bool:
+        """Always: a runner is made with all its weights."""
+        return True
+
     def run(self, batch: BatchInputs, sampling: SamplingBatch) -> SampleOutput:
         """One step: copies, forward, sample."""
         return sample(self.logits(batch), sampling)

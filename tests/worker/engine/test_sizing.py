@@ -1,0 +1,77 @@
+"""What a model gets on a worker, from its files' sizes, its load's options and the budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from naru_proto.errors import LoadError
+from naru_worker.adapters.engine.sizing import FileFacts, ModelSize, merge_options, runner_options, size_model
+from naru_worker.core.model_config import ModelConfig
+from naru_worker.core.residency import LoadOptions
+from naru_worker.settings import EngineSettings, MemorySettings
+
+MB = 2**20
+ENGINE = EngineSettings(max_num_seqs=4)
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=64,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=64,
+    max_position_embeddings=2048,
+    norm="rms",
+    norm_eps=1e-5,
+    activation="swiglu",
+    rope=None,
+    tie_word_embeddings=True,
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    sliding_windows=(),
+    bos_token_id=None,
+    eos_token_ids=(),
+)
+BLOCK_BYTES = MB // 2
+FACTS = FileFacts(CONFIG, "w", 100 * MB, BLOCK_BYTES, 20 * MB, 9 * MB)
+
+
+def size(budget_bytes: int = 1000 * MB, **options: Any) -> ModelSize:
+    load = LoadOptions(**options)
+    base = runner_options(ENGINE, merge_options(ENGINE, load), 2048, 2)
+    return size_model("m", FACTS, base, ENGINE, MemorySettings(), load, budget_bytes)
+
+
+def test_a_cache_starts_with_a_sequence_of_512_tokens_and_may_grow_to_all_that_can_be_used() -> None:
+    found = size()
+    assert found.runner_options.num_blocks == 4 * 128 + 1
+    # 32 blocks and the null block, in whole chunks of 2 MiB.
+    assert found.footprint.kv_floor_bytes == 18 * MB
+    assert found.footprint.weight_bytes == 100 * MB
+    assert found.footprint.private_bytes > 9 * MB
+
+
+def test_a_least_size_is_what_it_starts_with_and_a_largest_what_it_grows_to() -> None:
+    found = size(kv_cache_min_bytes=100 * MB, kv_cache_bytes=200 * MB, max_model_len=1024)
+    assert found.footprint.kv_floor_bytes == 100 * MB
+    assert found.runner_options.num_blocks * BLOCK_BYTES == 200 * MB
+
+
+def test_a_least_size_above_the_workers_default_raises_the_largest() -> None:
+    assert size(10**4 * MB, kv_cache_min_bytes=200 * MB).footprint.kv_floor_bytes == 200 * MB
+
+
+def test_a_least_size_that_the_budget_never_holds_is_refused_with_the_numbers() -> None:
+    with pytest.raises(LoadError, match=str(900 * MB)) as caught:
+        size(kv_cache_min_bytes=900 * MB)
+    assert caught.value.param == "kv_cache_min_bytes"
+
+
+def test_a_context_is_cut_to_what_the_budget_holds_and_says_so() -> None:
+    found = size(100 * MB + 20 * MB + 13 * MB + 41 * BLOCK_BYTES)
+    assert found.runner_options.max_model_len == 640
+    assert "640" in found.reason
