@@ -97,6 +97,29 @@ async def test_a_load_that_fails_after_making_room_gives_its_bytes_back() -> Non
         assert await generated(worker, "good", "r3")
 
 
+async def test_a_load_that_fails_after_its_engine_began_ends_its_requests_and_lets_go_in_order() -> None:
+    loader = small_loader(late_errors={"toy://bad": LoadError("layer 3 is damaged")})
+    async with running_worker(loader, room_for(1)) as worker:
+        await know(worker, "bad")
+        router = Exchange(worker.stub)
+        await router.send(ask("r", model="bad", max_tokens=30))
+        await router.read_until(lambda: "r" in router.deltas)
+        loader.begun.set()
+        await router.finish("r")
+        assert router.deltas["r"][-1].error.retryable
+        await eventually(lambda: loader.closed == ["toy://bad"], "its weights are still there")
+        assert loader.order == ["release toy://bad", "close toy://bad"], "the engine may read until it is released"
+        stats = await memory(worker)
+        assert (stats.weight_bytes, stats.kv_bytes, stats.unreturned_bytes) == (0, 0, 0)
+        loader.late_errors.clear()
+
+        async def works() -> bool:
+            return (await worker.generate(ask("again", model="bad")))[-1].finish_reason == LENGTH
+
+        await eventually(works, "it did not recover")
+        await router.close()
+
+
 async def test_a_load_without_end_is_broken_off_and_its_memory_given_back() -> None:
     loader = small_loader(building={"toy://stuck": threading.Event()})
     async with running_worker(loader, room_for(1)) as worker:

@@ -57,6 +57,8 @@ class ToyLoader:
     """By URI: what `prepare` raises."""
     load_errors: dict[str, Exception] = field(default_factory=dict)
     """By URI: what `load` raises."""
+    late_errors: dict[str, Exception] = field(default_factory=dict)
+    """By URI: what `load` raises after its engine has begun."""
     weight_bytes: dict[str, int] = field(default_factory=dict)
     stubborn: set[str] = field(default_factory=set)
     """URIs whose `load` does not listen when it is told to stop."""
@@ -64,11 +66,15 @@ class ToyLoader:
     """By URI: bytes that the kernel still shows after an unload."""
     prepared: list[str] = field(default_factory=list)
     built: list[str] = field(default_factory=list)
+    begun: threading.Event = field(default_factory=threading.Event)
+    """What a load that fails late waits for."""
     is_closed: bool = False
     released: list[str] = field(default_factory=list)
     hosted: list[str] = field(default_factory=list)
     """URIs raised to host memory by an operation of their own."""
     closed: list[str] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    """Releases and closes, as they came."""
     runners: dict[str, ToyRunner] = field(default_factory=dict)
     """By model name: the newest."""
 
@@ -158,8 +164,9 @@ class ToyHosted:
         def release() -> None:
             runner.close()
             loader.released.append(uri)
+            loader.order.append(f"release {uri}")
 
-        return LoadedModel(
+        model = LoadedModel(
             self._name,
             engine,
             tokenizer,
@@ -176,9 +183,15 @@ class ToyHosted:
             ),
             release,
         )
+        if uri in loader.late_errors:
+            on_started(model)
+            assert loader.begun.wait(DEADLINE_S), "its engine never ran"
+            raise loader.late_errors[uri]
+        return model
 
     def close(self) -> int:
         self._loader.closed.append(self._uri)
+        self._loader.order.append(f"close {self._uri}")
         return self._loader.unreturned.get(self._uri, 0)
 
 

@@ -60,7 +60,7 @@ class LoadingThreads:
             future.add_done_callback(late)
             raise StillRunning(future)
         if future.exception() is None:
-            discard(future.result())
+            return future.result()  # late, and whole: nobody is helped by throwing it away
         raise TimeoutError
 
     def close(self) -> None:

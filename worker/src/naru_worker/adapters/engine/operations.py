@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from naru_proto.errors import InternalError, LoadError, NaruError
+from naru_worker.adapters.engine.ascent import Ascent
 from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.loader import HostedModel, ImageUsage, Interrupted, Loader, Memory, PreparedModel
 from naru_worker.adapters.engine.loading_threads import LoadingThreads, StillRunning
@@ -216,6 +217,7 @@ class Operations:
             # Its memory comes back when the thread does, if ever.
             held = self.bookings.held_bytes(resident.name)
             await self._take_back(resident, held)
+            resident.hosted = None
             exc.future.add_done_callback(lambda _: self._came_back(held))
             error = self._late_error(resident)
             return events.Failed(resident.name, action.attempt, error.message, unreturned_bytes=held)
@@ -230,39 +232,23 @@ class Operations:
         return events.Loaded(resident.name, action.attempt, hub.now_s() - resident.began_s)
 
     async def _bring_up(self, hub: ModelHub, resident: Resident, prepared: PreparedModel) -> LoadedModel:
-        aio, stop = asyncio.get_running_loop(), resident.stop
-        begun: list[LoadedModel] = []
+        stop = resident.stop
 
-        def started(model: LoadedModel) -> None:
-            begun.append(model)
+        def start(model: LoadedModel) -> None:
             resident.model = model
             if not stop.is_set():
                 self._loop.add(model.engine)
                 hub.open_engine(resident, model)
 
-        def on_started(model: LoadedModel) -> None:
-            aio.call_soon_threadsafe(started, model)
-
-        def load() -> tuple[HostedModel, LoadedModel]:
-            hosted = resident.hosted or prepared.open()
-            try:
-                return hosted, hosted.load(on_started, stop)
-            except BaseException:
-                if hosted is not resident.hosted:
-                    hosted.close()
-                raise
-
-        def discard(late: tuple[HostedModel, LoadedModel] | None) -> None:
-            """What came too late. Without a result, a model that had begun is still to be released."""
-            for model in begun or ([late[1]] if late else []):
-                model.release()
-            if late is not None and late[0] is not resident.hosted:
-                late[0].close()
-
-        hosted, model = await self._threads.run(resident.stop, self._limit_s(resident), load, discard)
+        ascent = Ascent(prepared, resident.hosted, stop, start)
+        try:
+            hosted, model = await self._threads.run(stop, self._limit_s(resident), ascent.load, ascent.discard)
+        except BaseException:
+            resident.hosted = ascent.left_open or resident.hosted
+            raise
         resident.hosted = hosted
-        if not begun:
-            started(model)
+        if ascent.begun is None:
+            start(model)
         return model
 
     async def _bring_down(
