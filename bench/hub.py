@@ -70,14 +70,15 @@ def run_all(plan: Plan) -> dict[str, Any]:
         CopyError: there is no room for the copies.
     """
     here = machine.describe()
-    source_bytes = plan.scale.num_models * plan.model_path.stat().st_size
+    num_copies = plan.num_copies
+    source_bytes = num_copies * plan.model_path.stat().st_size
     with WorkFolder(plan.work_dir) as work:
         free_bytes = shutil.disk_usage(work.path).free
         image_bytes = image_budget(free_bytes, source_bytes, plan.image_budget_bytes, plan.reserve_bytes)
         sources = work.path / "models"
         sources.mkdir()
-        say(f"{plan.scale.num_models} copies of {plan.model_path.name}, {source_bytes / GB:.1f} GB in {work.path}")
-        copies = make_copies(plan.model_path, sources, plan.scale.num_models, _say_copies(plan.scale.num_models))
+        say(f"{num_copies} copies of {plan.model_path.name}, {source_bytes / GB:.1f} GB in {work.path}")
+        copies = make_copies(plan.model_path, sources, num_copies, _say_copies(num_copies))
         settle(copies)
         run = Run(plan, here, Place(work.path, plan.log_folder), copies, image_bytes, None, {}, {})
         if not NEEDS_NO_WORKER.issuperset(plan.parts):
@@ -221,13 +222,31 @@ def _leave(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)
 
 
+def _earlier(plan: Plan) -> dict[str, Any] | None:
+    """Results of the run whose parts are measured again.
+
+    Raises:
+        PeerError: there are none.
+    """
+    if not plan.is_again:
+        return None
+    try:
+        earlier: dict[str, Any] = json.loads(plan.output.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise PeerError(f"{plan.output} holds no earlier run ({exc}); run it without --again first") from exc
+    return earlier
+
+
 def main(argv: Sequence[str]) -> int:
     """The command. 0 when every part that was asked for was measured, 1 when one was not, 130 when interrupted."""
     signal.signal(signal.SIGTERM, _leave)
     try:
         plan = make_plan(argv)
         plan.log_folder.mkdir(parents=True, exist_ok=True)
+        earlier = _earlier(plan)
         results = run_all(plan)
+        if earlier is not None:
+            results = report.rounded(hub_report.renewed(earlier, results))
     except (PeerError, CopyError) as exc:
         print(f"bench-hub: {exc}", file=sys.stderr)
         return 1

@@ -69,6 +69,14 @@ class Plan:
     work_dir: Path
     log_folder: Path
     output: Path
+    is_again: bool = False
+    """The parts replace those of an earlier whole run in its results."""
+
+    @property
+    def num_copies(self) -> int:
+        """Copies of the model that the parts need."""
+        few = max(self.scale.num_latency, self.scale.num_processes, NUM_PINNED + self.scale.num_itl_models)
+        return self.scale.num_models if "traffic" in self.parts else min(self.scale.num_models, few)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="few models and requests: to see that it runs")
     parser.add_argument("--only", default="", help=f"comma-separated parts of {', '.join(PARTS)}")
+    parser.add_argument("--again", default="", help="measures these parts again and puts them into the results file")
     parser.add_argument("--models", type=int, default=None, help=f"copies of the model ({FULL.num_models})")
     parser.add_argument("--requests", type=int, default=None, help=f"of the long run ({FULL.num_requests})")
     parser.add_argument("--resident", type=int, default=10, help="models the memory budget is made for (10)")
@@ -105,9 +114,12 @@ def make_plan(argv: Sequence[str]) -> Plan:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
-    parts = tuple(part.strip() for part in arguments.only.split(",") if part.strip()) or PARTS
+    if arguments.again and arguments.only:
+        parser.error("--again and --only both name parts; give one of them")
+    named = arguments.again or arguments.only
+    parts = tuple(part.strip() for part in named.split(",") if part.strip()) or PARTS
     if unknown := [part for part in parts if part not in PARTS]:
-        parser.error(f"--only: {unknown[0]!r} is not one of {', '.join(PARTS)}")
+        parser.error(f"{unknown[0]!r} is not one of {', '.join(PARTS)}")
     scale = QUICK if arguments.quick else FULL
     scale = dataclasses.replace(
         scale,
@@ -134,5 +146,6 @@ def make_plan(argv: Sequence[str]) -> Plan:
         limits={name: getattr(arguments, name) for name in ("high_watermark", "low_watermark", "max_loads")},
         work_dir=arguments.work_dir.expanduser().resolve(),
         log_folder=arguments.logs.resolve(),
-        output=arguments.output or (RESULTS_PATH if is_whole else PARTIAL_RESULTS_PATH),
+        output=arguments.output or (RESULTS_PATH if is_whole or arguments.again else PARTIAL_RESULTS_PATH),
+        is_again=bool(arguments.again),
     )

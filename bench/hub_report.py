@@ -78,6 +78,15 @@ def missed(figures: Mapping[str, float | None]) -> list[str]:
     return [target.key for target in TARGETS if target.verdict(figures.get(target.key)) == "MISSED"]
 
 
+def renewed(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of a whole run with those parts replaced that were measured again, and when that was."""
+    again = [part for part in later["plan"]["parts"] if later.get(part) is not None]
+    results = {**earlier, **{part: later[part] for part in again}}
+    figures = headline(results)
+    times = {**earlier.get("measured_again_at", {}), **dict.fromkeys(again, later["measured_at"])}
+    return {**results, **figures, "missed": missed(figures), "measured_again_at": times, "failures": later["failures"]}
+
+
 def table(figures: Mapping[str, float | None]) -> str:
     """One row for each target."""
     rows = [("", "measured", "target", "")]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bench.hub_report import TARGETS, headline, missed, notes, table
+from bench.hub_report import TARGETS, headline, missed, notes, renewed, table
 
 REACHED: dict[str, float | None] = {
     "budget_violations": 0,
@@ -96,3 +96,25 @@ def test_what_weakens_the_figures_is_said() -> None:
     assert "300 MB" in children
     assert loads.startswith("4 loads")
     assert requests == "7 requests failed: UNAVAILABLE: x"
+
+
+def test_parts_measured_again_replace_those_of_the_earlier_run_and_the_headline_follows() -> None:
+    earlier = {
+        "latency": {"first_token_p50_s": 0.040, "host_tier_p50_s": 0.03},
+        "processes": {"first_token_p50_s": 0.300},
+        "itl": {"itl_p99_ratio_during_loads": 2.5},
+        "measured_at": "then",
+        "missed": ["speedup_vs_process_per_model", "itl_p99_ratio_during_loads"],
+    }
+    later = {
+        "plan": {"parts": ("latency",)},
+        "latency": {"first_token_p50_s": 0.030, "host_tier_p50_s": 0.02},
+        "itl": None,
+        "measured_at": "now",
+        "failures": {},
+    }
+    found = renewed(earlier, later)
+    assert found["speedup_vs_process_per_model"] == pytest.approx(10.0)
+    assert (found["host_tier_p50_s"], found["itl_p99_ratio_during_loads"]) == (0.02, 2.5)
+    assert found["missed"] == ["itl_p99_ratio_during_loads"]
+    assert (found["measured_at"], found["measured_again_at"]) == ("then", {"latency": "now"})

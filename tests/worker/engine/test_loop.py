@@ -128,6 +128,24 @@ def test_a_step_may_wait_for_weights_only_where_nobody_else_has_work() -> None:
     assert set(alone.was_alone) == {True}
 
 
+def test_the_loop_tells_whether_some_model_has_work() -> None:
+    clock = Clock()
+    engine = Worker(clock, 0.005)
+    seen: list[bool] = []
+    loop = EngineLoop(lambda outbox: None, lambda exc: None, clock)
+
+    def look() -> None:
+        seen.append(loop.is_busy)
+        engine.is_working = False
+        loop.call(loop._stop)
+
+    engine.on_step = look
+    assert not loop.is_busy
+    loop.add(engine)
+    loop._run()
+    assert seen == [True]
+
+
 class Started:
     """A loop in its own thread, stopped at the end."""
 

@@ -239,7 +239,7 @@ async def running_worker(
 ) -> AsyncIterator[RunningWorker]:
     """A started worker with a connected client, and `models` loaded; ended afterwards."""
     toys = loader or ToyLoader()
-    app = build(settings or toy_settings(), lambda _settings, _threads: toys)
+    app = build(settings or toy_settings(), lambda _settings, _ledger, _is_busy: toys)
     await app.start()
     try:
         async with grpc.aio.insecure_channel(app.address) as channel:

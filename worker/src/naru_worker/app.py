@@ -63,7 +63,8 @@ RELEASE_INTERVAL_S = 10.0
 SPARE_THREADS = 2
 """Unloads must not wait behind loads."""
 
-MakeLoader = Callable[[WorkerSettings, MemoryLedger], Loader]
+MakeLoader = Callable[[WorkerSettings, MemoryLedger, Callable[[], bool]], Loader]
+"""From settings, the ledger, and whether the engines have work."""
 
 
 class StartError(Exception):
@@ -95,7 +96,7 @@ class WorkerApp:
         self.loop = EngineLoop(self._publish, self._on_engine_death)
         ledger = MemoryLedger(budget_bytes(settings.memory), settings.memory.high_watermark)
         operations = Operations(
-            make_loader(settings, ledger),
+            make_loader(settings, ledger, lambda: self.loop.is_busy),
             self.loop,
             _MachineMemory(),
             Bookings(ledger),
@@ -358,7 +359,7 @@ def hub_config(settings: WorkerSettings) -> HubConfig:
     )
 
 
-def _disk_loader(settings: WorkerSettings, ledger: MemoryLedger) -> Loader:
+def _disk_loader(settings: WorkerSettings, ledger: MemoryLedger, is_busy: Callable[[], bool]) -> Loader:
     """Imported late: numpy and the tokenizers library load while the server already starts."""
     from naru_worker.adapters.engine.loading import DiskLoader
     from naru_worker.adapters.engine.wiring import EngineRoom
@@ -371,5 +372,5 @@ def _disk_loader(settings: WorkerSettings, ledger: MemoryLedger) -> Loader:
         folder = Path(settings.images.image_dir).expanduser() if settings.images.image_dir else home / "images"
         limit = settings.images.image_budget_bytes
         store = ImageStore(folder, machine.image_budget_bytes(folder) if limit < 0 else limit)
-    room = EngineRoom(settings.engine, settings.memory, num_threads(settings), ledger)
+    room = EngineRoom(settings.engine, settings.memory, num_threads(settings), ledger, is_busy)
     return DiskLoader(room, home, store)

@@ -95,6 +95,8 @@ class EngineLoop:
         self._outbox: Outbox = []
         self._stopping = False
         self._step_started_s: float | None = None
+        self.is_busy = False
+        """Whether some model has work; read by others, to stand aside."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -152,6 +154,7 @@ class EngineLoop:
 
     def _work(self) -> None:
         ready = [seat for seat in self._seats if seat.engine.has_work]
+        self.is_busy = bool(ready)
         if ready:
             self._step(self._choose(ready), is_alone=len(ready) == 1)
         else:

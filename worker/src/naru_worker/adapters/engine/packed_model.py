@@ -133,12 +133,14 @@ class PackedHosted:
         """
         from naru_worker.adapters.ops import cpu
 
+        self._room.stand_aside(should_stop)
         tokenizer = self._tokenizer()
         runner = cpu.load_image_runner(
             self._image, self._size.runner_options, ready_bytes=None if self._is_present else 0
         )
         is_started = False
         try:
+            self._room.stand_aside(should_stop)
             image = self._image
             parts = ModelParts(
                 name=self._name,
@@ -151,6 +153,7 @@ class PackedHosted:
                 size=self._size,
             )
             model = build_engine(self._room, parts, runner)
+            self._room.stand_aside(should_stop)
             if not self._is_present:
                 is_started = True
                 on_started(model)

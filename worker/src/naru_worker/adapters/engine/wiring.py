@@ -5,6 +5,8 @@ Called by loading threads; the engine thread owns the result.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from naru_proto.registry import ModelInfoRecord
@@ -32,6 +34,10 @@ KEPT_TOKENIZER_BYTES = 64 << 20
 """Tokenizers kept beyond their last use: part of the worker's own memory, not of the models' budget."""
 
 
+ASIDE_S = 0.01
+"""About a step: pieces of a load are shorter, so that the gap between two tokens grows by one of them at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRoom:
     """What all models of a worker share."""
@@ -40,7 +46,17 @@ class EngineRoom:
     memory: MemorySettings
     num_threads: int
     ledger: MemoryLedger
+    is_busy: Callable[[], bool] = lambda: False
+    """Whether some model has work: loads stand aside between their steps."""
     tokenizers: TokenizerCache = field(default_factory=lambda: TokenizerCache(KEPT_TOKENIZER_BYTES))
+
+    def stand_aside(self, stop: threading.Event) -> None:
+        """Lets models that have work take their steps undisturbed for a moment, between two pieces of a load.
+
+        On few cores a load's thread takes one from the step under way, which then waits for it at every layer.
+        """
+        if self.is_busy():
+            stop.wait(ASIDE_S)
 
 
 @dataclass(frozen=True, slots=True)
