@@ -268,3 +268,16 @@ class GrowingPoolMachine(RuleBasedStateMachine):
 
 
 TestGrowingPoolMachine = GrowingPoolMachine.TestCase
+
+
+def test_the_floor_is_made_of_whole_chunks_and_never_of_a_smaller_last_one() -> None:
+    pool, _ = make_pool(5, Grants(chunk_blocks=2, floor_chunks=2, plenty=1, most=1))
+    blocks = {block.block_id: block for block in take(pool, 4)}
+    assert sorted(blocks) == [1, 2, 3, 4]
+    for block_id in (1, 2, 3):
+        pool.release(blocks[block_id])
+    assert (pool.num_reclaimable_chunks, pool.shrink(1)) == (0, []), "the last chunk is held, and holds one block only"
+    pool.release(blocks[4])
+    assert pool.shrink(1) == [2]
+    assert pool.num_usable == 3
+    pool.check()

@@ -199,3 +199,18 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
+
+
+def test_what_is_given_back_at_once_is_free_but_for_what_is_kept() -> None:
+    ledger = MemoryLedger(100)
+    assert ledger.book_all({"weights": 50, "private": 10}, {"m": 30})
+    assert ledger.unbook_all(["weights", "private", "nobody"], ["m"], kept_as="lost", kept_bytes=40) == 50
+    assert (ledger.view().fixed, ledger.view().kv) == ({"lost": 40}, {})
+    assert ledger.free_bytes() == 60
+
+
+def test_no_more_is_kept_than_was_booked() -> None:
+    ledger = MemoryLedger(100)
+    assert ledger.book("weights", 50)
+    assert ledger.unbook_all(["weights"], [], kept_as="lost", kept_bytes=80) == 0
+    assert ledger.view().fixed == {"lost": 50}

@@ -93,7 +93,9 @@ class BlockPool:
     @property
     def num_reclaimable_chunks(self) -> int:
         """Chunks that `shrink` could give up now."""
-        return min(self._num_idle_chunks, self.num_committed_chunks - self._floor_chunks)
+        # A last chunk with fewer blocks cannot stand for one of the floor's: while it is held, one chunk more stays.
+        num_kept = self._floor_chunks + (self._has_small_last and self._chunks[-1].num_held > 0)
+        return max(0, min(self._num_idle_chunks, self.num_committed_chunks - num_kept))
 
     def make_room(self, num_blocks: int, num_others: int = 0) -> bool:
         """Whether so many blocks can be given out while `num_others` more stay free; grows for it where it may.
@@ -149,16 +151,24 @@ class BlockPool:
     def shrink(self, num_chunks: int) -> list[int]:
         """Gives up so many chunks, or as many as nobody holds a block of, down to the floor; returns their indices.
 
-        Chunks without content first, the highest of them; then those whose newest content was not used for longest.
+        A last chunk with fewer blocks first, so that the floor is made of whole ones; then chunks without content, the
+        highest of them; then those whose newest content was not used for longest.
         """
         num_chunks = min(num_chunks, self.num_reclaimable_chunks)
         if num_chunks <= 0:
             return []
         idle = [chunk for chunk in self._chunks if chunk.is_committed and chunk.num_held == 0]
-        idle.sort(key=lambda chunk: (chunk.last_use if self._has_content(chunk) else 0, -chunk.index))
+        small = self._chunks[-1] if self._has_small_last else None
+        idle.sort(key=lambda each: (each is not small, each.last_use if self._has_content(each) else 0, -each.index))
         for chunk in idle[:num_chunks]:
             self._give_up(chunk)
         return [chunk.index for chunk in idle[:num_chunks]]
+
+    @property
+    def _has_small_last(self) -> bool:
+        """Whether a last chunk with fewer blocks is there, above the floor."""
+        is_small = len(self.blocks) % self._chunk_blocks != 0 and len(self._chunks) > self._floor_chunks
+        return is_small and self._chunks[-1].is_committed
 
     def forget_hashes(self) -> None:
         """Clears the hash of every block; what is held stays held."""

@@ -90,8 +90,9 @@ class ModelHub:
         return self._residents.get(name) if entry is not None and entry.is_wanted else None
 
     def models(self) -> list[LoadedModel]:
-        """Models in memory."""
-        return [r.model for r in self.residents() if r.model is not None]
+        """Models in memory, in no order: asked for with every frame that leaves the worker."""
+        found = (self._residents.get(entry.name) for entry in self._core.residents())
+        return [resident.model for resident in found if resident is not None and resident.model is not None]
 
     def models_by_name(self) -> dict[str, LoadedModel]:
         """The same, by name."""
@@ -195,14 +196,7 @@ class ModelHub:
         self._apply(done)
         if resident is None:
             return
-        highest = ModelState.HOST if release.tier is Tier.HOST else ModelState.COLD
-        while resident.entry.generation == release.generation and (
-            resident.entry.is_busy or resident.state not in (highest, ModelState.COLD, ModelState.FAILED)
-        ):
-            if (resident.spec is not None and release.tier is None) or resident.entry.tier > (
-                release.tier or Tier.COLD
-            ):
-                return
+        while not self._is_down(resident, release):
             await resident.changed.wait()
         self._forget(resident)
 
@@ -370,5 +364,5 @@ class ModelHub:
         return not entry.is_busy and entry.state in (highest, ModelState.COLD, ModelState.FAILED)
 
     def _unknown(self, name: str) -> ModelNotFound:
-        loaded = ", ".join(model.name for model in self.models()[:20]) or "none"
+        loaded = ", ".join(sorted(model.name for model in self.models())[:20]) or "none"
         return ModelNotFound(f"model {name[:128]!r} is not known to this worker; loaded are: {loaded}", param="model")

@@ -36,16 +36,12 @@ class Bookings:
     def give_back(self, model: str, unreturned_bytes: int = 0) -> int:
         """Ends a model's booking, but for bytes that were seen not to come back; returns the bytes freed."""
         footprint = self._held.pop(model)
-        freed = self.ledger.unbook(f"private:{model}") + self.ledger.unbook_kv(model)
+        fixed = [f"private:{model}"]
         self._sharers[footprint.weights_key] -= 1
         if not self._sharers[footprint.weights_key]:
             del self._sharers[footprint.weights_key]
-            freed += self.ledger.unbook(f"weights:{footprint.weights_key}")
-        # What was just given back has room for what stays.
-        kept = min(unreturned_bytes, freed)
-        booked = self.ledger.book(_UNRETURNED, kept)
-        assert booked, "less is kept than was freed"
-        return freed - kept
+            fixed.append(f"weights:{footprint.weights_key}")
+        return self.ledger.unbook_all(fixed, [model], kept_as=_UNRETURNED, kept_bytes=unreturned_bytes)
 
     def forgive(self, num_bytes: int) -> None:
         """Bytes that had not come back have."""

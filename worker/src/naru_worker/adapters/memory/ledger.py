@@ -7,6 +7,7 @@ and shrink (engine thread), hence the lock. A booking that does not fit is refus
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -103,6 +104,20 @@ class MemoryLedger:
     def unbook_kv(self, model: str, num_bytes: int | None = None) -> int:
         """Takes from a model's KV bytes, all of them by default; returns how many."""
         return self._take(self._kv, model, num_bytes)
+
+    def unbook_all(self, fixed: Sequence[str], kv: Sequence[str], *, kept_as: str, kept_bytes: int) -> int:
+        """Takes all bytes of owners and models at once, but for so many that go over to `kept_as`; returns how many.
+
+        In one step: what is kept must not compete with others for the room just made.
+        """
+        with self._lock:
+            taken = sum(self._fixed.pop(owner, 0) for owner in fixed) + sum(self._kv.pop(model, 0) for model in kv)
+            kept = min(kept_bytes, taken)
+            if kept:
+                self._fixed[kept_as] = self._fixed.get(kept_as, 0) + kept
+            self._used_bytes -= taken - kept
+            self._version += 1
+            return taken - kept
 
     def view(self) -> LedgerView:
         """A consistent copy."""
