@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from naru_proto import crdgen
 from naru_proto.crd import model_deployment, model_residency, model_traffic, pod_template, units, worker_pool
-from naru_proto.crd.base import RULE_ERROR, CrdModel
+from naru_proto.crd.base import RULE_ERROR, ChangeRule, CrdModel, Rule
 from naru_proto.crd.manifests import API_VERSION
 
 celpy = pytest.importorskip("celpy")
@@ -104,14 +104,20 @@ class CelRules:
         environment = celpy.Environment()
         functions = {"quantity": quantity, "compareTo": compare}
         self._schema = crdgen.structural(model)
-        self._programs = [
-            (rule.field, environment.program(environment.compile(rule.cel), functions=functions))
-            for rule in model.rules
-        ]
+        self._programs, self._change_programs = (
+            [(rule.field, environment.program(environment.compile(rule.cel), functions=functions)) for rule in rules]
+            for rules in (model.rules, model.change_rules)
+        )
 
     def broken(self, wire: dict[str, Any]) -> list[str]:
         """Fields of the rules that do not hold for an object as a user writes it."""
         return self.broken_as_written(with_defaults(self._schema, copy.deepcopy(wire)))
+
+    def broken_by_change(self, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+        """Fields of the rules that do not allow a change between two objects as a user writes them."""
+        before, after = (celpy.json_to_cel(with_defaults(self._schema, copy.deepcopy(wire))) for wire in (old, new))
+        changed = {"self": after, "oldSelf": before}
+        return [field for field, program in self._change_programs if not program.evaluate(changed)]
 
     def broken_as_written(self, wire: dict[str, Any]) -> list[str]:
         """The same with no default filled in."""
@@ -129,14 +135,18 @@ def broken_in_python(model: type[CrdModel], wire: dict[str, Any]) -> list[str]:
     return []
 
 
-def models_with_rules() -> set[type[CrdModel]]:
-    found, open_models = set(), [CrdModel]
+def all_models() -> set[type[CrdModel]]:
+    found: set[type[CrdModel]] = set()
+    open_models: list[type[CrdModel]] = [CrdModel]
     while open_models:
         model = open_models.pop()
         open_models += model.__subclasses__()
-        if model.rules:
-            found.add(model)
+        found.add(model)
     return found
+
+
+def models_with_rules() -> set[type[CrdModel]]:
+    return {model for model in all_models() if model.rules}
 
 
 def test_every_object_with_rules_is_tried() -> None:
@@ -166,11 +176,46 @@ def test_cel_and_python_agree_and_every_rule_can_break(model: type[CrdModel]) ->
 @pytest.mark.parametrize("model", OBJECTS, ids=lambda model: model.__name__)
 def test_rules_name_a_field_that_is_there_and_a_remedy(model: type[CrdModel]) -> None:
     schema = crdgen.structural(model)
-    for rule in model.rules:
+    rules: tuple[Rule | ChangeRule, ...] = (*model.rules, *model.change_rules)
+    for rule in rules:
         node = schema
         for part in rule.field.split("."):
             node = node["properties"][part]
         assert ":" in rule.message, "what must hold, then what to write"
+
+
+CUDA, CPU = {"kind": "cuda"}, {"kind": "cpu"}
+FAST = {"storageClassName": "fast", "size": "1Gi"}
+CHANGES: list[tuple[type[CrdModel], dict[str, Any], dict[str, Any], list[str]]] = [
+    (worker_pool.AcceleratorSpec, CUDA, {**CUDA, "count": 2}, []),
+    (worker_pool.AcceleratorSpec, {}, CPU, []),
+    (worker_pool.AcceleratorSpec, {}, CUDA, ["kind"]),
+    (worker_pool.AcceleratorSpec, CUDA, CPU, ["kind"]),
+    (worker_pool.ModelCacheSpec, FAST, FAST, []),
+    (worker_pool.ModelCacheSpec, FAST, {**FAST, "size": 2**31}, []),
+    (worker_pool.ModelCacheSpec, {"size": "2Gi"}, {"size": "1Gi", "hostPath": "/models"}, []),
+    (worker_pool.ModelCacheSpec, {"size": "2Gi"}, {}, []),
+    (worker_pool.ModelCacheSpec, FAST, {**FAST, "storageClassName": "slow"}, ["storageClassName"]),
+    (worker_pool.ModelCacheSpec, FAST, {}, ["storageClassName"]),
+    (worker_pool.ModelCacheSpec, {}, FAST, ["storageClassName"]),
+    (worker_pool.ModelCacheSpec, FAST, {**FAST, "size": "1023Mi"}, ["size"]),
+    (worker_pool.ModelCacheSpec, FAST, {**FAST, "size": 1}, ["size"]),
+]
+"""Kind of object, object before, object after, fields of the rules that refuse it."""
+
+
+@pytest.mark.parametrize(("model", "old", "new", "broken"), CHANGES)
+def test_changes_that_workers_cannot_follow_are_refused(
+    model: type[CrdModel], old: dict[str, Any], new: dict[str, Any], broken: list[str]
+) -> None:
+    for wire in (old, new):
+        assert broken_in_python(model, wire) == []
+    assert CelRules(model).broken_by_change(old, new) == broken
+
+
+def test_every_rule_on_changes_is_broken_by_one() -> None:
+    tried = {(model, field) for model, _, _, broken in CHANGES for field in broken}
+    assert tried == {(model, rule.field) for model in all_models() for rule in model.change_rules}
 
 
 def objects_with_defaults(model: type[CrdModel], schema: dict[str, Any]) -> list[tuple[type[CrdModel], dict[str, Any]]]:

@@ -32,7 +32,8 @@ def test_printed_files_are_fresh() -> None:
 
 def test_nothing_printed_is_left_from_former_sources() -> None:
     printed = {ROOT / path for path in printing.printed_files(ROOT)}
-    for folder, pattern in (("crds", "*.yaml"), ("docs/reference", "*.md"), ("proto/src/naru_proto/v1", "*_pb2*.py*")):
+    folders = [(folder, "*.yaml") for folder in printing.CRD_FOLDERS]
+    for folder, pattern in (*folders, ("docs/reference", "*.md"), ("proto/src/naru_proto/v1", "*_pb2*.py*")):
         assert set((ROOT / folder).glob(pattern)) <= printed
 
 

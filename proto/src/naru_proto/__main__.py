@@ -1,4 +1,4 @@
-"""`python -m naru_proto`: prints wire code, `crds/` and `docs/reference/`, or checks that they are fresh.
+"""`python -m naru_proto`: prints wire code, `crds/`, the chart's copy and `docs/reference/`, or checks all of them.
 
 Called by `make gen` and `make verify`, in a checkout. Parts of Naru never import this.
 """
@@ -14,7 +14,11 @@ import yaml
 from naru_proto import crddocs, crdgen, wiregen
 from naru_proto.errors import NaruError
 
-_NOTE = "# Printed by `make gen` from the models in naru_proto.crd. Do not edit.\n"
+CRD_FOLDERS = ("crds", "charts/naru/crds")
+"""Where the definitions are printed: for `kubectl apply`, and for Helm."""
+
+# `helm show crds` puts one file after the other and nothing between them.
+_NOTE = "---\n# Printed by `make gen` from the models in naru_proto.crd. Do not edit.\n"
 
 
 def printed_files(root: Path) -> dict[str, str]:
@@ -27,7 +31,8 @@ def printed_files(root: Path) -> dict[str, str]:
     for model in crdgen.ROOTS:
         plural = crdgen.crd_names(model)["plural"]
         body = yaml.safe_dump(crdgen.crd(model), sort_keys=False, allow_unicode=True, width=120)
-        files[f"crds/{plural}.yaml"] = _NOTE + body
+        for folder in CRD_FOLDERS:
+            files[f"{folder}/{plural}.yaml"] = _NOTE + body
         files[f"docs/reference/{model.__name__.lower()}.md"] = crddocs.reference_page(model)
     return files
 

@@ -11,12 +11,33 @@ LABEL_MODEL = f"{API_GROUP}/model"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 ANNOTATION_MODEL_NAME = f"{API_GROUP}/model-name"
 """The full name where a label had to be cut."""
-FINALIZER = f"{API_GROUP}/cleanup"
+ANNOTATION_POOL_NAME = f"{API_GROUP}/pool-name"
+"""On worker pods: the pool's full name, which LABEL_POOL holds cut when it is long."""
+LABEL_SLOT = f"{API_GROUP}/slot"
+"""On worker pods: the number in their name; a slot is taken again only when its pod is gone."""
+LABEL_TEMPLATE_HASH = f"{API_GROUP}/template-hash"
+"""On worker pods: of all that a change of makes the pod outdated."""
+ANNOTATION_REVISION_DIGEST = f"{API_GROUP}/revision-digest"
+"""On ControllerRevisions of a ModelDeployment: the digest of what a worker loads."""
+MANAGED_BY = "naru-operator"
+"""Value of LABEL_MANAGED_BY, and the field manager of everything the operator applies."""
+HEALTH_READY = "ready"
+"""Name to ask a worker's gRPC health for readiness; the empty one is liveness."""
+LEASE_OPERATOR = "naru-operator"
+"""coordination.k8s.io Lease that the acting operator holds, in the operator's namespace."""
+
+CREDENTIALS_DIR = "/etc/naru/credentials"
+"""In worker pods: one folder for each Secret of a pool's `credentialSecrets`, one file for each key."""
+CLAIMS_DIR = "/models"
+"""In worker pods: one folder for each claim of a pool's `claims`; where pvc://claim/path is read."""
+CACHE_DIR = "/var/cache/naru"
+"""In worker pods: fetched files and packed images."""
 
 PORT_ROUTER_HTTP = 8080
 PORT_ROUTER_GRPC = 8081
 PORT_WORKER_GRPC = 9090
 PORT_WORKER_METRICS = 9091
+PORT_OPERATOR_HEALTH = 8082
 
 HEADER_REQUEST_ID = "x-request-id"
 
@@ -31,6 +52,19 @@ KEY_WORKERS = f"{_PREFIX}workers"
 """Set of worker ids that ever held a lease; readers drop the ones whose lease is gone."""
 CHANNEL_CHANGES = f"{_PREFIX}changes"
 """Pub/sub: 'models' or 'worker:<id>' whenever an entry changed; a hint to read again, never the truth itself."""
+
+
+def revision_name(model: str, digest: str) -> str:
+    """The registry's name of one revision of a ModelDeployment: what workers load it under.
+
+    '@' stands in no object's name, so none can be mistaken for a revision.
+    """
+    return f"{model}@{digest}"
+
+
+def base_name(name: str) -> str:
+    """The ModelDeployment's name of a registry entry; a name that is no revision's stays as it is."""
+    return name.partition("@")[0]
 
 
 def key_worker(worker_id: str) -> str:

@@ -56,6 +56,16 @@ class ModelRecord(_Record):
     """Its workers know it and load it for the first request."""
     pools: tuple[str, ...] = ()
     """Pools whose workers may know it; empty: any."""
+    target: str = ""
+    """Name of the record that serves requests for this one; moved at once when a rollout is done. Empty: itself."""
+    is_revision: bool = False
+    """Reached through another record's `target` alone: no client may ask for it, no listing shows it."""
+    desired_digest: str = ""
+    """Of what `generation` stands for, so that a control plane that starts anew need not count one further."""
+    max_wait_s: float = 0.0
+    """Longest wait of a request while no copy is ready; 0: the router's own."""
+    max_depth: int = 0
+    """Most requests that wait; 0: the router's own."""
 
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> ModelRecord:
@@ -100,6 +110,14 @@ class ResidentRecord(_Record):
     """Grows whenever the model's caches on this worker become void: at each unload and clear."""
     eta_s: float = 0.0
     """Seconds left of the load under way; 0: unknown."""
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    num_in_flight: int = 0
+    """Requests running or waiting in its engine."""
+    since_s: int = 0
+    """Unix seconds at which it reached its state; 0: unknown."""
+    last_used_s: int = 0
+    """Unix seconds of its last request, cut to whole minutes so that use alone is seldom news; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +137,8 @@ class WorkerRecord(_Record):
     """Models it knows and does not hold: a request brings them up. They are not in `models`."""
     budget_bytes: int = 0
     used_bytes: int = 0
+    leaving: bool = False
+    """It was asked to end and still serves: its models are wanted elsewhere, and requests go there first."""
 
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> WorkerRecord:

@@ -44,6 +44,22 @@ class Rule:
         return {"rule": self.cel, "message": f"{self.field} {self.message}", "fieldPath": f".{self.field}"}
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeRule:
+    """A rule over an object before and after a change; only the API server sees both, so it stands in CEL alone."""
+
+    field: str
+    """Wire name of the field to blame, dotted below the object that carries the rule."""
+    cel: str
+    """True when the change is allowed; `self` is the object after it, `oldSelf` before it."""
+    message: str
+    """What must hold and what to do instead."""
+
+    def to_cel(self) -> dict[str, str]:
+        """The rule as an entry of x-kubernetes-validations."""
+        return {"rule": self.cel, "message": f"{self.field} {self.message}", "fieldPath": f".{self.field}"}
+
+
 class CrdModel(BaseModel):
     """Base of all objects of a custom resource: frozen, unknown fields refused, no silent coercion.
 
@@ -62,6 +78,7 @@ class CrdModel(BaseModel):
     )
 
     rules: ClassVar[tuple[Rule, ...]] = ()
+    change_rules: ClassVar[tuple[ChangeRule, ...]] = ()
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
@@ -75,8 +92,9 @@ class CrdModel(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Adds rules and defaults as the API server wants them: CEL, and wire values instead of Python's."""
         schema = handler.resolve_ref_schema(handler(core_schema))
-        if cls.rules:
-            schema[VALIDATIONS] = [rule.to_cel() for rule in cls.rules]
+        rules: tuple[Rule | ChangeRule, ...] = (*cls.rules, *cls.change_rules)
+        if rules:
+            schema[VALIDATIONS] = [rule.to_cel() for rule in rules]
         blank = cls.model_construct()
         wire = blank.model_dump(mode="json", by_alias=True)
         for name, field in cls.model_fields.items():

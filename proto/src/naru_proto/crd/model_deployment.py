@@ -14,7 +14,7 @@ from naru_proto.crd.metadata import ObjectMeta
 from naru_proto.crd.model_residency import EngineSpec, ReplicasSpec, ResidencySpec, ResourcesSpec, ScalingSpec
 from naru_proto.crd.model_status import ModelDeploymentStatus
 from naru_proto.crd.model_traffic import PlacementSpec, QueueSpec, RolloutSpec, RoutingSpec, TenancySpec
-from naru_proto.crd.units import DnsLabel, ModelNameText, ModelUriText
+from naru_proto.crd.units import DnsLabel, DnsSubdomain, ModelNameText, ModelUriText
 
 MAX_ADAPTERS = 64
 
@@ -31,6 +31,12 @@ class ModelSource(CrdModel):
         min_length=1,
         max_length=253,
         description="Commit, tag, version or digest to take. Absent: the newest when the model is first fetched.",
+    )
+    credentials_secret: DnsSubdomain | None = Field(
+        default=None,
+        alias="credentialsSecret",
+        description="Secret with the credentials of the source; one of the pool's `credentialSecrets`. Absent: what "
+        "the worker's environment offers.",
     )
 
 

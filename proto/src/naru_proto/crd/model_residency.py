@@ -22,8 +22,9 @@ class ReplicasSpec(CrdModel):
         default=1,
         ge=0,
         le=MAX_REPLICAS,
-        description="Copies kept resident. Under policy OnDemand the floor holds from the first request until "
-        "`residency.idleTTL` has passed. `kubectl scale` sets this field.",
+        description="Copies kept resident. 0 in a cluster, under policy Preferred: none is loaded ahead of requests; "
+        "the first one loads a copy, which stays until its memory is needed. Under policy OnDemand the floor holds "
+        "from the first request until `residency.idleTTL` has passed. `kubectl scale` sets this field.",
     )
     max: int | None = Field(
         default=None, ge=1, le=MAX_REPLICAS, description="Most copies. Absent: as many as there are workers."

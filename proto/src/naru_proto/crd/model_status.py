@@ -72,7 +72,8 @@ class ModelDeploymentStatus(CrdModel):
     conditions: Items[Condition] = Field(
         default=(),
         max_length=16,
-        description="Accepted, Placed, WeightsCached, Loaded, Ready and Progressing, each with its reason.",
+        description="Accepted, Placed, WeightsCached, Loaded, Available, Progressing and Degraded, each with its "
+        "reason.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     replicas: ReplicasStatus = Field(default_factory=ReplicasStatus, description="Copies, counted.")
@@ -81,6 +82,16 @@ class ModelDeploymentStatus(CrdModel):
     )
     resolved_revision: str | None = Field(
         default=None, alias="resolvedRevision", max_length=253, description="Revision that is served."
+    )
+    current_revision: str | None = Field(
+        default=None, alias="currentRevision", max_length=63, description="Digest of the revision that serves."
+    )
+    update_revision: str | None = Field(
+        default=None,
+        alias="updateRevision",
+        max_length=63,
+        description="Digest of the revision the spec asks for; differs from currentRevision while a rollout goes on "
+        "or has failed.",
     )
     weight_bytes: int | None = Field(
         default=None, alias="weightBytes", ge=0, description="Memory one copy's weights take."

@@ -119,6 +119,9 @@ class RolloutSpec(CrdModel):
     progress_deadline_s: Seconds = Field(
         default=1800.0, alias="progressDeadline", description="Time after which a rollout that is not done has failed."
     )
+    history_limit: int = Field(
+        default=5, alias="historyLimit", ge=0, le=100, description="Earlier revisions kept for `naru rollout undo`."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

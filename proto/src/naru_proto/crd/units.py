@@ -102,6 +102,20 @@ def _format_timestamp(value: datetime.datetime) -> str:
     return value.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+def timestamp_of(unix_s: float) -> datetime.datetime:
+    """The moment of Unix seconds, cut to whole ones as manifests keep them; in [0, 253402300799]."""
+    return datetime.datetime.fromtimestamp(int(unix_s), tz=datetime.UTC)
+
+
+def unix_s_of(value: object) -> float:
+    """Unix seconds of an RFC 3339 text or a datetime.
+
+    Raises:
+        ValueError: it is neither, or names no zone.
+    """
+    return _parse_timestamp(value).timestamp()
+
+
 def _check_uri(value: str) -> str:
     try:
         return str(parse_model_uri(value))

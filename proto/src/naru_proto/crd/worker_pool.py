@@ -5,17 +5,20 @@ Read by the operator (pods) and by `naru up` (processes).
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from naru_proto.crd.base import CrdModel, Items, Rule
+from naru_proto.crd.base import ChangeRule, CrdModel, Items, Rule
 from naru_proto.crd.metadata import Condition, ObjectError, ObjectMeta
 from naru_proto.crd.pod_template import PodTemplate
 from naru_proto.crd.units import Bytes, DnsSubdomain, Seconds
 
 AcceleratorKind = Literal["cpu", "cuda"]
+TopologyPolicy = Literal["Pack", "Spread"]
 PoolPhase = Literal["Pending", "Scaling", "Ready", "Degraded", "Draining", "Failed"]
+
+NodeFolder = Annotated[str, StringConstraints(pattern=r"^/[^:\x00-\x1f]+$", max_length=1024)]
 
 MAX_WORKERS = 1000
 MAX_MEMBERS = 256
@@ -57,6 +60,14 @@ class AcceleratorSpec(CrdModel):
             "self.kind != 'cpu' || !has(self.product)",
             "must be absent for kind cpu: leave it out or write kind: cuda",
             lambda spec: spec.kind != "cpu" or spec.product is None,
+        ),
+    )
+    change_rules: ClassVar[tuple[ChangeRule, ...]] = (
+        ChangeRule(
+            "kind",
+            "self.kind == oldSelf.kind",
+            "cannot be changed, as models placed for one kind may not fit the other: make a second WorkerPool and "
+            "delete this one",
         ),
     )
 
@@ -171,6 +182,52 @@ class ModelCacheSpec(CrdModel):
             lambda spec: spec.storage_class_name is None or spec.size_bytes is not None,
         ),
     )
+    change_rules: ClassVar[tuple[ChangeRule, ...]] = (
+        ChangeRule(
+            "storageClassName",
+            "has(self.storageClassName) == has(oldSelf.storageClassName)"
+            " && (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
+            "cannot be set, changed or removed later, as the workers' volumes stay what they are: make a second "
+            "WorkerPool and delete this one",
+        ),
+        ChangeRule(
+            "size",
+            "!has(oldSelf.storageClassName) || !has(oldSelf.size) || !has(self.size)"
+            " || quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
+            "cannot be lowered with cache.storageClassName, as volumes do not shrink: keep it, or make a second "
+            "WorkerPool",
+        ),
+    )
+
+
+class PoolRolloutSpec(CrdModel):
+    """How a change of the workers' pods is carried out, one worker after another."""
+
+    max_surge: int = Field(
+        default=1,
+        alias="maxSurge",
+        ge=0,
+        le=MAX_WORKERS,
+        description="Workers that may run above `workers.min` meanwhile. 0: an old worker leaves before its successor "
+        "starts, where accelerators are too few for both.",
+    )
+    progress_deadline_s: Seconds = Field(
+        default=1800.0,
+        alias="progressDeadline",
+        description="Time after which a new worker that is not ready has failed; the old ones stay.",
+    )
+
+
+class TopologySpec(CrdModel):
+    """Where on the nodes the workers go."""
+
+    policy: TopologyPolicy = Field(
+        default="Pack",
+        description="Pack: next to other workers, so that whole nodes stay free. Spread: evenly over the domains.",
+    )
+    key: str = Field(
+        default="kubernetes.io/hostname", min_length=1, max_length=316, description="Node label of the domain."
+    )
 
 
 class WorkerPoolSpec(CrdModel):
@@ -188,6 +245,36 @@ class WorkerPoolSpec(CrdModel):
     )
     drain_timeout_s: Seconds = Field(
         default=60.0, alias="drainTimeout", description="Time a worker that leaves gives its running requests."
+    )
+    move_timeout_s: Seconds = Field(
+        default=60.0,
+        alias="moveTimeout",
+        description="Time before that in which a worker that leaves still serves while its models come up elsewhere.",
+    )
+    rollout: PoolRolloutSpec = Field(
+        default_factory=PoolRolloutSpec, description="How a change of the workers' pods is carried out."
+    )
+    topology: TopologySpec = Field(default_factory=TopologySpec, description="Where on the nodes the workers go.")
+    credential_secrets: Items[DnsSubdomain] = Field(
+        default=(),
+        alias="credentialSecrets",
+        max_length=16,
+        description="Secrets of the pool's namespace that models may name as `model.credentialsSecret`. Mounted as "
+        "files; the operator never reads them.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+    claims: Items[DnsSubdomain] = Field(
+        default=(),
+        max_length=16,
+        description="PersistentVolumeClaims of the pool's namespace, mounted read-only for `pvc://claim/path`.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+    node_folders: Items[NodeFolder] = Field(
+        default=(),
+        alias="nodeFolders",
+        max_length=16,
+        description="Folders of the nodes, mounted read-only at the same path for `file:///path`.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     image: str | None = Field(
         default=None,

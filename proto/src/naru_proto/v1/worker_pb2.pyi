@@ -41,7 +41,7 @@ MODEL_STATE_HOST: ModelState
 MODEL_STATE_ACTIVE: ModelState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "add_special_tokens", "sampling", "priority", "cache_salt", "adapter", "route_keys", "skip_prefix_cache", "return_token_ids")
+    __slots__ = ("request_id", "model", "text", "token_ids", "add_special_tokens", "sampling", "priority", "cache_salt", "adapter", "route_keys", "skip_prefix_cache", "return_token_ids", "prior", "prior_revision")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,8 @@ class GenerateRequest(_message.Message):
     ROUTE_KEYS_FIELD_NUMBER: _ClassVar[int]
     SKIP_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_REVISION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -66,7 +68,9 @@ class GenerateRequest(_message.Message):
     route_keys: _containers.RepeatedScalarFieldContainer[bytes]
     skip_prefix_cache: bool
     return_token_ids: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., adapter: _Optional[str] = ..., route_keys: _Optional[_Iterable[bytes]] = ..., skip_prefix_cache: _Optional[bool] = ..., return_token_ids: _Optional[bool] = ...) -> None: ...
+    prior: _containers.RepeatedCompositeFieldContainer[PriorOutput]
+    prior_revision: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., adapter: _Optional[str] = ..., route_keys: _Optional[_Iterable[bytes]] = ..., skip_prefix_cache: _Optional[bool] = ..., return_token_ids: _Optional[bool] = ..., prior: _Optional[_Iterable[_Union[PriorOutput, _Mapping]]] = ..., prior_revision: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -74,8 +78,16 @@ class TokenIds(_message.Message):
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class PriorOutput(_message.Message):
+    __slots__ = ("token_ids", "is_finished")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    is_finished: bool
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., is_finished: _Optional[bool] = ...) -> None: ...
+
 class Delta(_message.Message):
-    __slots__ = ("request_id", "index", "text", "num_tokens", "logprobs", "finish_reason", "stop_reason", "usage", "error", "token_ids", "prompt_logprobs", "request_done", "cached_tokens")
+    __slots__ = ("request_id", "index", "text", "num_tokens", "logprobs", "finish_reason", "stop_reason", "usage", "error", "token_ids", "prompt_logprobs", "request_done", "cached_tokens", "revision")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +101,7 @@ class Delta(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_DONE_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     text: str
@@ -102,7 +115,8 @@ class Delta(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.PositionLogprobs]
     request_done: bool
     cached_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_inference_pb2.PositionLogprobs, _Mapping]]] = ..., request_done: _Optional[bool] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    revision: str
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_inference_pb2.PositionLogprobs, _Mapping]]] = ..., request_done: _Optional[bool] = ..., cached_tokens: _Optional[int] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "param", "retryable")
@@ -157,7 +171,7 @@ class CancelReply(_message.Message):
     def __init__(self, num_cancelled: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model", "uri", "revision", "generation", "options", "tier", "fencing_token", "residency", "load_timeout_s", "for_request")
+    __slots__ = ("model", "uri", "revision", "generation", "options", "tier", "fencing_token", "residency", "load_timeout_s", "for_request", "credentials")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     URI_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +182,7 @@ class LoadRequest(_message.Message):
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     LOAD_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     FOR_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     model: str
     uri: str
     revision: str
@@ -178,7 +193,8 @@ class LoadRequest(_message.Message):
     residency: Residency
     load_timeout_s: float
     for_request: bool
-    def __init__(self, model: _Optional[str] = ..., uri: _Optional[str] = ..., revision: _Optional[str] = ..., generation: _Optional[int] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., fencing_token: _Optional[int] = ..., residency: _Optional[_Union[Residency, _Mapping]] = ..., load_timeout_s: _Optional[float] = ..., for_request: _Optional[bool] = ...) -> None: ...
+    credentials: str
+    def __init__(self, model: _Optional[str] = ..., uri: _Optional[str] = ..., revision: _Optional[str] = ..., generation: _Optional[int] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., fencing_token: _Optional[int] = ..., residency: _Optional[_Union[Residency, _Mapping]] = ..., load_timeout_s: _Optional[float] = ..., for_request: _Optional[bool] = ..., credentials: _Optional[str] = ...) -> None: ...
 
 class Residency(_message.Message):
     __slots__ = ("pinned", "priority", "min_residency_s", "idle_ttl_s", "keep_last_copy")
@@ -245,11 +261,13 @@ class UnloadReply(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("worker_id", "epoch", "backend", "isa", "num_threads", "models", "draining")
+    __slots__ = ("worker_id", "epoch", "backend", "isa", "num_threads", "models", "draining", "known")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +275,7 @@ class DescribeReply(_message.Message):
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: str
     backend: str
@@ -264,7 +283,16 @@ class DescribeReply(_message.Message):
     num_threads: int
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
     draining: bool
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., backend: _Optional[str] = ..., isa: _Optional[str] = ..., num_threads: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    known: _containers.RepeatedCompositeFieldContainer[KnownModel]
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., backend: _Optional[str] = ..., isa: _Optional[str] = ..., num_threads: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., draining: _Optional[bool] = ..., known: _Optional[_Iterable[_Union[KnownModel, _Mapping]]] = ...) -> None: ...
+
+class KnownModel(_message.Message):
+    __slots__ = ("model", "generation")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    generation: int
+    def __init__(self, model: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("model", "state", "uri", "revision", "generation", "architecture", "max_model_len", "vocab_size", "weight_bytes", "kv_bytes", "kv_bytes_per_token", "chat_template", "bos_token", "eos_token", "error", "block_size", "num_blocks", "wanted_tier", "residency", "kv_committed_bytes", "workspace_bytes", "num_in_flight", "num_held", "idle_s", "resident_s", "load_s", "eta_s", "bytes_done", "bytes_total", "last_eviction", "last_eviction_s", "retry_s", "epoch")
