@@ -169,7 +169,9 @@ async def test_nulls_count_as_absent(rig: Rig, path: str) -> None:
     for fields in [*({name: None} for name in names), dict.fromkeys(names)]:
         response = await rig.post(path, body(path, **fields))
         assert response.status_code == 200, (fields, response.text)
-        assert worker.requests[-1].sampling == inf.SamplingParams()
+        seed = worker.requests[-1].sampling.seed
+        assert worker.requests[-1].sampling == inf.SamplingParams(seed=seed)
+    assert len({request.sampling.seed for request in worker.requests}) == len(worker.requests)
 
 
 @BOTH

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from naru_proto.errors import LoadError, NaruError, Overloaded, Unavailable
 from naru_proto.registry import ModelInfoRecord, ModelRecord, ResidentRecord, WorkerRecord
+from naru_router.core.bridge import MODELS_GRACE_S, WORKERS_GRACE_S, Board, bridged
 from naru_router.core.errors import error_shape, with_eta
 from naru_router.core.holding import Holder, Nearness, RingSettings, absence, nearness, place
 from naru_router.core.retry import AttemptFailed, FailureKind, decide_retry
@@ -59,13 +60,20 @@ def holders(draw: st.DrawFn) -> list[Holder]:
     names = draw(st.lists(st.text(st.characters(codec="utf-8"), max_size=5), min_size=1, max_size=8, unique=True))
     count = st.integers(0, 20)
     return [
-        Holder(name, draw(st.sampled_from(list(Nearness))), draw(count), draw(count), draw(st.integers(0, 2)))
+        Holder(
+            name,
+            draw(st.sampled_from(list(Nearness))),
+            draw(count),
+            draw(count),
+            draw(st.integers(0, 2)),
+            draw(st.booleans()),
+        )
         for name in names
     ]
 
 
 @given(holders(), st.binary(min_size=1, max_size=8), st.booleans(), st.randoms())
-def test_the_nearest_may_be_asked_and_order_is_irrelevant(
+def test_the_nearest_that_stays_is_asked_and_order_is_irrelevant(
     candidates: list[Holder], key: bytes, may_raise: bool, rnd: object
 ) -> None:
     placement = place(candidates, "m", key, RING, may_raise=may_raise)
@@ -79,15 +87,20 @@ def test_the_nearest_may_be_asked_and_order_is_irrelevant(
         return
     assert placement is not None
     chosen = next(c for c in candidates if c.worker_id == placement.decision.worker_id)
-    assert chosen in allowed and chosen.nearness is min(c.nearness for c in allowed)
+    assert chosen in allowed
+    ready = [c for c in allowed if c.nearness is Nearness.READY]
+    hopeful = [c for c in allowed if c.nearness is not Nearness.FAILED]
+    peers = ready or hopeful or allowed
+    peers = [c for c in peers if not c.is_leaving] or peers
+    assert chosen in peers and chosen.nearness is min(c.nearness for c in peers)
     assert placement.is_held is (chosen.nearness is not Nearness.READY)
     if chosen.nearness not in under_way:
         # Requests gather where some wait already.
-        assert chosen.num_held or not any(c.num_held for c in allowed if c.nearness is chosen.nearness)
+        assert chosen.num_held or not any(c.num_held for c in peers if c.nearness is chosen.nearness)
 
 
-def unlisted(*ids: str, **fields: int) -> list[Holder]:
-    return [Holder(worker_id, Nearness.UNLISTED, 0, **fields) for worker_id in ids]
+def unlisted(*ids: str) -> list[Holder]:
+    return [Holder(worker_id, Nearness.UNLISTED, 0) for worker_id in ids]
 
 
 def home(candidates: list[Holder], model: str = "m", key: bytes = b"k") -> str:
@@ -141,12 +154,12 @@ def test_a_second_copy_is_loaded_for_a_lost_or_rejected_one_and_not_for_a_busy_o
 
 
 def test_a_waiting_room_has_its_seats_for_each_model_and_takes_them_back() -> None:
-    room = WaitingRoom(2)
-    with room.seat("a") as first, room.seat("a") as second, room.seat("b") as other:
+    room = WaitingRoom()
+    with room.seat("a", 2) as first, room.seat("a", 2) as second, room.seat("b", 2) as other:
         for seat in (first, second, other, first):
             seat.take()
         assert (room.num_waiting("a"), room.num_waiting("b")) == (2, 1)
-        with room.seat("a") as third:
+        with room.seat("a", 2) as third:
             with pytest.raises(Overloaded, match="2 requests wait for the model 'a'"):
                 third.take()
             first.leave()
@@ -193,3 +206,16 @@ def test_the_time_left_is_that_of_the_fastest_worker_that_stays() -> None:
     }
     assert RouteMap({}, workers, {}).eta_s("m") == 4.0
     assert RouteMap({}, {}, {}).eta_s("m") == 0.0
+
+
+def test_what_a_restarted_redis_has_lost_is_kept_for_a_while() -> None:
+    old, new = (ModelRecord(name, "file:///", 1) for name in ("old", "new"))
+    changed = dataclasses.replace(old, generation=2)
+    before = Board({"old": old}, {"w": worker("ready")})
+    first = bridged(before, Board(), 0.0)
+    assert first is not None and (first.models, first.workers) == (before.models, before.workers)
+    # What is there wins, and workers are given up sooner: theirs would be back.
+    later = bridged(before, Board({"old": changed, "new": new}), WORKERS_GRACE_S)
+    assert later is not None and later.models == {"old": changed, "new": new} and not later.workers
+    assert bridged(before, Board({"new": new}), MODELS_GRACE_S) is None
+    assert bridged(before, Board({"old": old, "new": new}, before.workers), 0.0) is None

@@ -85,10 +85,59 @@ async def test_sigterm_lets_running_requests_finish(rig: Rig, start: Start) -> N
         await poll(is_draining)
         refused = await client.post(CHAT, json=body(CHAT))
         assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert refused.headers["connection"] == "close"
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
         release.set()
         assert events((await running).content)[-1] == "[DONE]"
         async with asyncio.timeout(20):
             assert await router.process.wait() == 0
+
+
+async def test_requests_are_served_while_balancers_learn_that_it_leaves(rig: Rig, start: Start) -> None:
+    await rig.publish_model()
+    worker = await rig.start_worker()
+    router = await start("--leave-delay-s=1000")
+    async with httpx.AsyncClient(base_url=router.url, timeout=30) as client:
+        await ready(client, 1)
+        kept = await client.post(CHAT, json=body(CHAT))
+        assert "connection" not in kept.headers
+        router.process.send_signal(signal.SIGTERM)
+
+        async def is_unready() -> bool:
+            return (await client.get("/ready")).status_code == 503
+
+        await poll(is_unready)
+        late = await client.post(CHAT, json=body(CHAT))
+        assert late.status_code == 200 and late.headers["connection"] == "close"
+        assert len(worker.requests) == 2
+
+
+async def test_probes_are_answered_beside_hundreds_of_streams(rig: Rig, start: Start) -> None:
+    num_streams = 500
+
+    async def script(request: wire.GenerateRequest) -> AsyncIterator[wire.Delta]:
+        while True:
+            yield wire.Delta(text="token ", num_tokens=1)
+            await asyncio.sleep(0.2)
+
+    await rig.publish_model()
+    worker = await rig.start_worker(script=script)
+    router = await start()
+    limits = httpx.Limits(max_connections=num_streams + 10)
+    async with httpx.AsyncClient(base_url=router.url, timeout=60, limits=limits) as client:
+        await ready(client, 1)
+        streams = [
+            asyncio.create_task(client.post(COMPLETION, json=body(COMPLETION, stream=True))) for _ in range(num_streams)
+        ]
+        await worker.until(lambda: len(worker.running) == num_streams, timeout_s=60)
+        async with httpx.AsyncClient(base_url=router.url, timeout=60) as probe:
+            for path in ("/health", "/ready", "/healthz"):
+                assert (await probe.get(path)).status_code == 200
+        assert len(worker.running) == num_streams
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
 
 
 async def test_the_drain_deadline_ends_requests_with_an_error(rig: Rig, start: Start) -> None:

@@ -111,7 +111,7 @@ def route_map(*workers: WorkerRecord) -> RouteMap:
 
 def test_names_come_before_aliases_and_earlier_models_before_later_ones() -> None:
     board = route_map()
-    assert {name: board.resolve(name).name for name in board.names()} == {
+    assert {name: board.resolve(name).model.name for name in board.names()} == {
         "m": "m", "n": "n", "small": "m", "other": "n",
     }  # fmt: skip
 
@@ -149,7 +149,8 @@ def lost(error: NaruError, *, is_retryable: bool = True) -> AttemptFailed:
         (lost(InternalError("x")), 1, False, True),
         (lost(InvalidRequest("x"), is_retryable=False), 1, False, False),
         (lost(ModelNotFound("x"), is_retryable=False), 1, False, True),
-        (lost(ModelNotFound("x"), is_retryable=False), 2, False, False),
+        (lost(ModelNotFound("x"), is_retryable=False), 2, False, True),
+        (lost(ModelNotFound("x"), is_retryable=False), 1, True, False),
     ],
 )
 def test_one_retry_before_the_first_byte(

@@ -24,6 +24,7 @@ from naru_router.adapters.metrics import Metrics
 from naru_router.adapters.registry import RegistryReader
 from naru_router.adapters.templates import TemplateLimits, TemplateRenderer
 from naru_router.core.holding import RingSettings
+from naru_router.core.waiting import WaitLimits
 from naru_router.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)
@@ -103,9 +104,11 @@ class App:
             task.result()
 
     async def drain(self) -> None:
-        """Refuses new requests, lets the running ones finish, and at the deadline ends them with an error."""
-        self.gate.close()
+        """Turns readiness off, then refuses new requests, and ends at the deadline those that have not finished."""
+        self.gate.is_leaving = True
         await self._grpc.set_serving(False)
+        await asyncio.sleep(self._settings.leave_delay_s)
+        self.gate.close()
         if not await self.gate.wait_idle(self._settings.drain_timeout_s):
             logger.warning("%d requests are ended at the drain deadline", self.gate.num_inside)
             self.dispatcher.shut_down()
@@ -136,7 +139,7 @@ def build(settings: Settings) -> App:
     except ValueError as exc:
         raise SettingsError(f"redis_url cannot be used: {exc}; it must be like redis://host:6379/0") from exc
     ring = RingSettings(settings.load_factor, settings.num_virtual_nodes)
-    placing = DispatchSettings(settings.model_wait_s, ring, settings.max_waiting_per_model)
+    placing = DispatchSettings(WaitLimits(settings.model_wait_s, settings.max_waiting_per_model), ring)
     dispatcher = Dispatcher(fleet, placing, metrics, refresh=registry.refresh)
     limits = TemplateLimits(settings.template_max_steps, settings.template_max_chars, settings.template_timeout_s)
     renderer = TemplateRenderer(limits)

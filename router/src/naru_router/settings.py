@@ -54,8 +54,10 @@ class Settings:
     """Most loop turns, calls, filters and operators of one chat template."""
     template_max_chars: int = 8 * 1024 * 1024
     """Most characters of one rendered chat."""
+    leave_delay_s: float = 0.0
+    """Seconds after SIGTERM in which requests are still taken, while readiness says no: balancers learn of it late."""
     drain_timeout_s: float = 30.0
-    """Seconds running requests may take to finish after SIGTERM; then they end with an error."""
+    """Seconds running requests may take to finish after that; then they end with an error."""
     log_level: str = "info"
     """debug, info, warning or error."""
     exit_with_parent: bool = False
@@ -71,7 +73,7 @@ class Settings:
             _require(name, getattr(self, name), 0 <= getattr(self, name) <= 65535, "in [0, 65535]")
         for name in ("registry_poll_s", "template_timeout_s"):
             _require(name, getattr(self, name), 0.01 <= getattr(self, name) <= 3600, "in [0.01, 3600]")
-        for name in ("model_wait_s", "drain_timeout_s"):
+        for name in ("model_wait_s", "leave_delay_s", "drain_timeout_s"):
             _require(name, getattr(self, name), 0 <= getattr(self, name) <= 86400, "in [0, 86400]")
         for name in ("max_waiting_per_model", "max_body_bytes", "template_max_steps", "template_max_chars"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")

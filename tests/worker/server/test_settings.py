@@ -43,6 +43,7 @@ def test_lists_and_truth_values() -> None:
         (["--listen", "h:70000"], {}, ("listen", "70000")),
         (["--block-size", "12"], {}, ("block_size", "12")),
         (["--drain-timeout-s", "nan"], {}, ("drain_timeout_s", "nan")),
+        (["--move-timeout-s", "-1"], {}, ("move_timeout_s", "-1")),
         (["--redis-url", "http://user:secret@h"], {}, ("redis_url", "'http'")),
         (["--load", "nothing"], {}, ("load", "'nothing'", "NAME=URI")),
         (["--listen", "0.0.0.0:9090", "--redis-url", "redis://h"], {}, ("listen", "0.0.0.0", "advertise")),

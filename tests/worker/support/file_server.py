@@ -6,7 +6,7 @@ import contextlib
 import http.server
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -41,6 +41,8 @@ class FileServer:
         self.served: dict[str, Served] = {}
         self.asked: list[Asked] = []
         self.url = ""
+        self.gate: Callable[[Asked], Served | None] = lambda asked: None
+        """What answers in place of the table, if it is anything."""
 
     def put(self, path: str, body: bytes, content_type: str = "application/octet-stream") -> Served:
         """Serves a body."""
@@ -63,7 +65,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answers from the table."""
         self.files.asked.append(Asked(self.path, {k.lower(): v for k, v in self.headers.items()}))
-        served = self.files.served.get(self.path)
+        served = self.files.gate(self.files.asked[-1]) or self.files.served.get(self.path)
         if served is None:
             self._send(404, b"nothing here", {})
         elif served.failures:
@@ -75,15 +77,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _send_file(self, served: Served) -> None:
         headers = {"Content-Type": served.content_type, **served.headers}
-        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not (match and served.has_ranges):
             self._send(200, served.body, headers, served.cuts)
         elif int(match[1]) >= len(served.body):
             self._send(416, b"", headers)
         else:
             start, total = int(match[1]), len(served.body)
-            headers["Content-Range"] = f"bytes {start}-{total - 1}/{total}"
-            self._send(206, served.body[start:], headers, served.cuts)
+            last = min(int(match[2] or total), total - 1)
+            headers["Content-Range"] = f"bytes {start}-{last}/{total}"
+            self._send(206, served.body[start : last + 1], headers, served.cuts)
 
     def _send(self, status: int, body: bytes, headers: dict[str, str], cuts: list[int] | None = None) -> None:
         self.send_response(status)

@@ -49,13 +49,13 @@ async def _serve(settings: WorkerSettings) -> int:
     worker = app.build(settings)
     loop = asyncio.get_running_loop()
 
-    def on_signal() -> None:
-        if worker.stopping.is_set():
+    def on_signal(number: signal.Signals) -> None:
+        # SIGTERM is how a cluster asks, which may bring the models up elsewhere; SIGINT is a person.
+        if not worker.end(may_move=number is signal.SIGTERM):
             os._exit(1)
-        worker.stopping.set()
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         await worker.start()
     except app.StartError as exc:

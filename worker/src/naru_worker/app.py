@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import secrets
@@ -23,6 +24,7 @@ from naru_proto.errors import InternalError, NaruError, Unavailable
 from naru_proto.registry import ModelInfoRecord, WorkerRecord
 from naru_proto.v1 import worker_pb2_grpc
 from naru_worker.adapters import machine
+from naru_worker.adapters.departure import Departure
 from naru_worker.adapters.engine.backend import backend_isa
 from naru_worker.adapters.engine.deltas import Outbox
 from naru_worker.adapters.engine.hub import ModelHub
@@ -44,7 +46,7 @@ from naru_worker.core.hub.config import HubConfig
 from naru_worker.core.hub.events import Ask
 from naru_worker.core.hub.hub import Hub
 from naru_worker.core.residency import ModelSpec, ModelState
-from naru_worker.settings import MemorySettings, WorkerSettings, split_address
+from naru_worker.settings import MemorySettings, WorkerSettings, in_brackets, split_address
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +58,6 @@ WATCH_INTERVAL_S = 1.0
 """Between two looks at the engine thread: a hung step has no event."""
 SWITCH_INTERVAL_S = 0.0005
 """The engine thread waits this long for the GIL when its native step is over and the server is busy; 5 ms is usual."""
-
 
 RELEASE_INTERVAL_S = 10.0
 """Between two times that the allocator gives back what it keeps: every thread that allocates waits for it meanwhile."""
@@ -120,6 +121,10 @@ class WorkerApp:
         self.address = ""
         self.metrics_address = ""
         self.exit_code = 0
+        self.is_leaving = False
+        """Asked to end, and serving until its models are elsewhere."""
+        # Fixed, so that one moment is always told as the same second.
+        self._unix_offset_s = time.time() - time.monotonic()
         self.stopping = asyncio.Event()
         """Set when the process is to leave: by a signal, or because the engine is dead."""
         self._server: grpc.aio.Server | None = None
@@ -145,10 +150,14 @@ class WorkerApp:
         self._start_metrics()
         self.loop.start()
         await self._server.start()
-        await self.health.set(is_serving=True)
+        self.health.is_serving = True
+        self.health.is_registered = not self._settings.registry.redis_url
+        await self.health.publish()
         self._spawn(self._watch())
         if self._settings.registry.redis_url:
-            self._lease = LeaseKeeper(self._settings.registry, self._record, self._infos, self.hub.changes)
+            self._lease = LeaseKeeper(
+                self._settings.registry, self._record, self._infos, self.hub.changes, self._on_registered
+            )
             self.hub.on_change = self._lease.poke
             self._spawn(self._lease.run())
         for entry in server_settings.load:
@@ -160,8 +169,25 @@ class WorkerApp:
         if self.hub.is_draining:
             return
         self.hub.is_draining = True
-        self._spawn(self.health.set(is_serving=False))
+        self.health.is_serving = False
+        self._spawn(self.health.publish())
         self.hub.on_change()
+
+    def end(self, *, may_move: bool) -> bool:
+        """Begins to leave: serves on while its models move, where that `may_move` and is set; asked again, drains.
+
+        False: it stops already.
+        """
+        if self.stopping.is_set():
+            return False
+        timeout_s = self._settings.server.move_timeout_s
+        if may_move and not self.is_leaving and timeout_s > 0 and self._lease is not None:
+            self.is_leaving = True
+            self._spawn(Departure(self.hub, self._lease, timeout_s).run(self.stopping.set))
+        else:
+            _log.info("asked to end: draining")
+            self.stopping.set()
+        return True
 
     async def shut_down(self) -> int:
         """Drains, ends what does not finish in time, and gives everything back. Returns the exit code."""
@@ -239,8 +265,10 @@ class WorkerApp:
         if self.exit_code:
             return
         self.exit_code = 1
+        self.health.is_alive = False
         _log.critical("%s; this worker ends", why, exc_info=exc)
         self.drain()
+        self._spawn(self.health.publish())
         self.board.engine_died(InternalError(f"{why}; ask another worker"))
         self.stopping.set()
 
@@ -270,22 +298,16 @@ class WorkerApp:
             _log.error("model %s did not load: %s", name, error.message)
 
     def _record(self) -> WorkerRecord:
-        load = describe.load_message(self.hub)
-        ledger = self.hub.operations.bookings.ledger
-        residents = self.hub.residents()
-        return WorkerRecord(
-            worker_id=self._identity.worker_id,
-            address=self._settings.server.advertise or self.address,
-            epoch=self._identity.epoch,
-            models={r.name: describe.resident_record(self.hub, r) for r in residents},
-            draining=self.hub.is_draining,
+        address = in_brackets(self._settings.server.advertise or self.address)
+        return dataclasses.replace(
+            describe.worker_record(self._identity, self.hub, address, self._unix_offset_s),
             pool=self._settings.registry.pool,
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            num_known=self.hub.num_known() - len(residents),
-            budget_bytes=ledger.budget_bytes,
-            used_bytes=ledger.budget_bytes - ledger.free_bytes(),
+            leaving=self.is_leaving,
         )
+
+    def _on_registered(self) -> None:
+        self.health.is_registered = True
+        self._spawn(self.health.publish())
 
     def _infos(self) -> list[ModelInfoRecord]:
         return [model.facts.info for model in self.hub.models()]
@@ -373,4 +395,4 @@ def _disk_loader(settings: WorkerSettings, ledger: MemoryLedger, is_busy: Callab
         limit = settings.images.image_budget_bytes
         store = ImageStore(folder, machine.image_budget_bytes(folder) if limit < 0 else limit)
     room = EngineRoom(settings.engine, settings.memory, num_threads(settings), ledger, is_busy)
-    return DiskLoader(room, home, store)
+    return DiskLoader(room, home, store, settings.fetch)

@@ -36,6 +36,12 @@ def split_address(field: str, text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def in_brackets(address: str) -> str:
+    """host:port that can be connected to: Kubernetes tells a pod's IPv6 address without brackets."""
+    host, _, port = address.rpartition(":")
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else address
+
+
 def _at_least(field: str, value: float, low: float) -> None:
     if not (math.isfinite(value) and value >= low):
         raise SettingsError(f"{field} is {value!r}; it must be at least {low}")
@@ -55,6 +61,9 @@ class ServerSettings:
     """host:port of the Prometheus endpoint. Port 0 picks a free one, the word off starts none."""
     drain_timeout_s: float = 30.0
     """Seconds running requests may take to finish after SIGTERM; Kubernetes kills after 30 by default."""
+    move_timeout_s: float = 0.0
+    """Most seconds a worker serves on after SIGTERM until its models are ready on other workers; then it drains. 0: it
+    drains at once."""
     max_message_bytes: int = 32 * 2**20
     """Largest gRPC message in either direction, bytes: a prompt of millions of tokens, or the log probabilities of ten
     thousand. Requests whose answer could not be sent are refused."""
@@ -84,6 +93,7 @@ class ServerSettings:
         if self.advertise:
             split_address("advertise", self.advertise)
         _at_least("drain_timeout_s", self.drain_timeout_s, 0.0)
+        _at_least("move_timeout_s", self.move_timeout_s, 0.0)
         _at_least("load_timeout_s", self.load_timeout_s, 0.001)
         _at_least("hold_timeout_s", self.hold_timeout_s, 0.001)
         _at_least("max_message_bytes", self.max_message_bytes, 2**16)
@@ -196,6 +206,31 @@ class ImageSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """Where models' files come from, and what they take on this node's disk."""
+
+    cache_budget_bytes: int = -1
+    """Most bytes of all fetched files; the least recently used go first, never those in use. -1: half of what is free
+    or fetched already."""
+    credentials_dir: str = names.CREDENTIALS_DIR
+    """Folder with a folder for each Secret that a load may name as its credentials, one file for each key."""
+    claims_dir: str = names.CLAIMS_DIR
+    """Folder with a folder for each claim: where pvc://claim/path is read."""
+    insecure_registries: tuple[str, ...] = ()
+    """OCI registries, each host or host:port, that are asked without TLS. Those on loopback always are."""
+    fetch_stall_timeout_s: float = 30.0
+    """Seconds without a byte after which a transfer is broken off and taken up again."""
+    max_fetch_ranges: int = 4
+    """Parts of one file that are asked of an object store at once, 8 MiB each."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        _at_least("cache_budget_bytes", self.cache_budget_bytes, -1)
+        _at_least("fetch_stall_timeout_s", self.fetch_stall_timeout_s, 0.1)
+        _at_least("max_fetch_ranges", self.max_fetch_ranges, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class RegistrySettings:
     """The route map in Redis."""
 
@@ -223,6 +258,7 @@ class WorkerSettings:
     memory: MemorySettings = MemorySettings()
     residency: ResidencySettings = ResidencySettings()
     images: ImageSettings = ImageSettings()
+    fetch: FetchSettings = FetchSettings()
     registry: RegistrySettings = RegistrySettings()
 
     def __post_init__(self) -> None:

@@ -1,86 +1,43 @@
 """A request's life between the edges and the workers: choose, send, take the deltas, try elsewhere once.
 
 HTTP and gRPC hand it jobs and consumers; it decides nothing itself: `core.holding` picks, `core.retry` judges. Where no
-worker has the model ready, the request waits on a worker that knows it; it waits here only while none does.
+worker has the model ready, the request waits on a worker that knows it; it waits here only while none does. Where a
+worker is lost in the middle of an answer, another one goes on from what `core.transcript` has of it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from naru_proto.errors import NaruError, Unavailable
+from naru_proto.errors import Unavailable
+from naru_proto.names import base_name
 from naru_proto.v1 import inference_pb2, worker_pb2
+from naru_router.adapters.course import Consumer, Course, Job, SilentConsumer
 from naru_router.adapters.fleet import Fleet, Incarnation, Survey
 from naru_router.adapters.metrics import Metrics
 from naru_router.adapters.ticket import Ticket, check_deltas
 from naru_router.adapters.worker_link import WorkerLink
 from naru_router.core.errors import with_eta
 from naru_router.core.holding import Placement, RingSettings, place
-from naru_router.core.retry import AttemptFailed, decide_retry
-from naru_router.core.routing import Decision
-from naru_router.core.waiting import Seat, WaitingRoom
+from naru_router.core.retry import AttemptFailed, FailureKind, decide_retry
+from naru_router.core.transcript import Transcript
+from naru_router.core.waiting import Seat, WaitingRoom, WaitLimits
 
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0
-"""What a worker does not know is believed for a while, whose end announces nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One prompt for one model."""
-
-    model: str
-    """The model's own name."""
-    request: worker_pb2.GenerateRequest
-    """Without a request id. Never changed after it is built."""
-    key: bytes
-    """See core.routing.RouteRequest."""
-    n: int
-    is_knock: bool = False
-    """Only brings the model up: not sent to a worker that has it ready."""
-
-
-class Consumer(Protocol):
-    """Takes the output of one job."""
-
-    @property
-    def has_sent(self) -> bool:
-        """Whether the client has seen a byte of it."""
-
-    def begin(self, decision: Decision) -> None:
-        """A new attempt starts; output of an earlier one is void."""
-
-    async def feed(self, deltas: Sequence[worker_pb2.Delta]) -> None:
-        """Takes checked deltas."""
+"""What a worker does not know is believed for a while, whose end announces nothing; nor does a target that moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
     """How requests are placed, and how they wait."""
 
-    model_wait_s: float
+    limits: WaitLimits
     ring: RingSettings
-    max_waiting_per_model: int
-
-
-@dataclass(slots=True)
-class _Course:
-    """Where a request stands between its attempts. Mutable."""
-
-    seat: Seat
-    deadline_s: float
-    """Until when it may wait for its model."""
-    num_attempts: int = 0
-    excluded: frozenset[Incarnation] = frozenset()
-    last_error: NaruError | None = None
-    """Of the last attempt, told where no other worker can be had."""
-    may_raise: bool = True
-    """Whether a worker may be asked to load the model for it."""
 
 
 class Dispatcher:
@@ -94,7 +51,7 @@ class Dispatcher:
         self._metrics = metrics
         self._refresh = refresh
         """Asks for a new reading of the route map."""
-        self.waiting = WaitingRoom(settings.max_waiting_per_model)
+        self.waiting = WaitingRoom()
         self._shutdown: Unavailable | None = None
 
     async def run(self, job: Job, consumer: Consumer) -> None:
@@ -103,10 +60,14 @@ class Dispatcher:
         Raises:
             NaruError: it failed, and was not or could not be served elsewhere.
         """
-        with self.waiting.seat(job.model) as seat:
+        with self.seat(job.model, job.max_depth) as seat:
             await self._run(job, consumer, seat)
 
-    async def bring_up(self, model: str) -> None:
+    def seat(self, model: str, max_depth: int = 0) -> Seat:
+        """A place among those that wait for a model; `max_depth` 0: as many as the router's own limit says."""
+        return self.waiting.seat(base_name(model), max_depth or self._settings.limits.max_depth)
+
+    async def bring_up(self, model: str, max_wait_s: float = 0.0) -> None:
         """Returns when some worker has had the model ready; one is asked to load it where none has.
 
         Takes no seat: it waits for others, who have one each.
@@ -117,112 +78,187 @@ class Dispatcher:
         sampling = inference_pb2.SamplingParams(max_tokens=0)
         request = worker_pb2.GenerateRequest(model=model, sampling=sampling, skip_prefix_cache=True)
         request.token_ids.ids.append(0)  # in every vocabulary
-        job = Job(model, request, b"", n=1, is_knock=True)
-        await self._run(job, _Silent(), WaitingRoom(max_per_model=1).seat(model))
+        job = Job(model, request, b"", n=1, max_wait_s=max_wait_s, is_knock=True)
+        await self._run(job, SilentConsumer(), WaitingRoom().seat(model, max_depth=1))
 
     def shut_down(self) -> None:
         """Ends every job, running or waiting, with an error."""
         self._shutdown = Unavailable("the router is shutting down; send the request again")
         self._fleet.fail_all(self._shutdown)
 
+    def has_moved(self, job: Job) -> bool:
+        """Whether another model serves the name that was asked for by now."""
+        return job.remake is not None and self._fleet.route_map.has_moved(job.name, job.model)
+
     async def _run(self, job: Job, consumer: Consumer, seat: Seat) -> None:
-        course = _Course(seat, time.monotonic() + self._settings.model_wait_s)
+        max_wait_s = job.max_wait_s or self._settings.limits.max_wait_s
+        course = Course(seat, max_wait_s, time.monotonic() + max_wait_s, Transcript(job.n))
         try:
             while not await self._try(job, consumer, course):
-                pass
+                if job.remake is not None and not _is_begun(course, consumer) and self.has_moved(job):
+                    job = await job.remake()
         except Unavailable as error:
             timed = error if error is self._shutdown else with_eta(error, self._fleet.route_map.eta_s(job.model))
             if timed is error:
                 raise
             raise timed from error
 
-    async def _try(self, job: Job, consumer: Consumer, course: _Course) -> bool:
+    async def _try(self, job: Job, consumer: Consumer, course: Course) -> bool:
         """One attempt; False: another one is due."""
-        placement = await self._choose(job, course)
+        placement = await self._choose(job, course, is_bound=_is_begun(course, consumer))
+        if placement is None:
+            return False
         if job.is_knock and not placement.is_held:
             return True
         link, incarnation = self._fleet.link(placement.decision.worker_id)
+        life = link.life
         try:
-            await self._attempt(job, link, placement, consumer, course)
-            return True
+            return await self._attempt(job, link, placement, consumer, course)
         except AttemptFailed as failed:
-            if failed.is_not_loaded:
-                self._fleet.mark_not_loaded(incarnation, job.model)
-                self._refresh()
-                if placement.is_held and not consumer.has_sent:
-                    return False  # it was a question more than an attempt
-            course.num_attempts += 1
-            verdict = decide_retry(
-                failed, num_attempts=course.num_attempts, has_sent=consumer.has_sent, was_held=placement.is_held
-            )
-            if not verdict.is_retry:
-                raise verdict.error from failed
-            logger.info("trying again elsewhere than on %s: %s", link.worker_id, failed.error.message)
-            self._metrics.retries.labels(verdict.reason).inc()
-            course.excluded |= {incarnation}
-            course.last_error, course.may_raise = verdict.error, verdict.may_raise
-            course.deadline_s = time.monotonic() + self._settings.model_wait_s
+            self._judge(job, failed, course, placement, (incarnation, life), has_sent=consumer.has_sent)
             return False
 
-    async def _choose(self, job: Job, course: _Course) -> Placement:
+    def _judge(
+        self,
+        job: Job,
+        failed: AttemptFailed,
+        course: Course,
+        placement: Placement,
+        where: tuple[Incarnation, object],
+        *,
+        has_sent: bool,
+    ) -> None:
+        """Prepares the next attempt.
+
+        Raises:
+            NaruError: none is due.
+        """
+        incarnation, life = where
+        if failed.is_not_loaded:
+            self._fleet.mark_not_loaded(incarnation, job.model)
+            self._refresh()
+        verdict = decide_retry(
+            failed,
+            num_attempts=course.num_attempts + 1,
+            has_sent=has_sent,
+            can_go_on=course.transcript.can_go_on,
+            was_held=placement.is_held,
+        )
+        if not verdict.is_retry:
+            raise verdict.error from failed
+        if not verdict.counts:
+            if not placement.is_held:
+                self._metrics.retries.labels(verdict.reason).inc()
+            return
+        logger.info("trying again elsewhere than on %s: %s", incarnation[0], failed.error.message)
+        self._metrics.retries.labels(verdict.reason).inc()
+        course.num_attempts += 1
+        course.excluded |= {incarnation}
+        course.goes_on = course.transcript.can_go_on
+        has_broken = failed.kind is FailureKind.STREAM_LOST
+        # An answer that is cut short by an orderly end (a drain that took too long) was lost with its worker as well.
+        course.is_lost = has_broken or (course.goes_on and isinstance(failed.error, Unavailable))
+        if has_broken:
+            course.lost[incarnation] = life
+        course.last_error, course.may_raise = verdict.error, verdict.may_raise
+        course.deadline_s = time.monotonic() + course.max_wait_s
+
+    async def _choose(self, job: Job, course: Course, *, is_bound: bool) -> Placement | None:
+        """Where the job goes next, after waiting where it must; None: it is another model's by now.
+
+        Args:
+            job: what to place.
+            course: mutated: it takes its seat when it has to wait.
+            is_bound: no other model may serve it any more.
+        """
         while True:
             if self._shutdown is not None:
                 raise self._shutdown
-            survey = self._fleet.survey(job.model, course.excluded)
-            placement = place(survey.candidates, job.model, job.key, self._settings.ring, may_raise=course.may_raise)
+            if not is_bound and self.has_moved(job):
+                return None
+            survey, placement = self._look(job, course)
             remaining_s = course.deadline_s - time.monotonic()
             if placement is not None and (remaining_s > 0 or not placement.is_held):
                 self._metrics.bound_skips.inc(placement.decision.num_skipped)
                 return placement
-            # Who failed once asks no worker to wait for: the error it has says more.
-            may_come = survey.num_pending or (survey.num_unaware and course.last_error is None)
-            if not may_come or remaining_s <= 0:
-                raise course.last_error or _unavailable(job.model, survey, remaining_s)
+            if not _may_come(survey, course) or remaining_s <= 0:
+                raise course.last_error or _unavailable(job.label, survey, remaining_s)
             course.seat.take()
             await self._fleet.changed(min(remaining_s, _LOOK_AGAIN_S))
 
+    def _look(self, job: Job, course: Course) -> tuple[Survey, Placement | None]:
+        """Who can serve the job now. Who lost its stream is asked again where nobody else can, once it is back."""
+        excluded = course.excluded
+        survey = self._fleet.survey(job.model, excluded)
+        placement = place(survey.candidates, job.model, job.key, self._settings.ring, may_raise=course.may_raise)
+        returned = {incarnation for incarnation, life in course.lost.items() if self._fleet.is_back(incarnation, life)}
+        if placement is None and returned:
+            survey = self._fleet.survey(job.model, excluded - returned)
+            placement = place(survey.candidates, job.model, job.key, self._settings.ring, may_raise=course.may_raise)
+        return survey, placement
+
     async def _attempt(
-        self, job: Job, link: WorkerLink, placement: Placement, consumer: Consumer, course: _Course
-    ) -> None:
+        self, job: Job, link: WorkerLink, placement: Placement, consumer: Consumer, course: Course
+    ) -> bool:
+        """One request on one worker; False: it was given up, as another model serves the name by now."""
         if placement.is_held:
             course.seat.take()
-        consumer.begin(placement.decision)
-        ticket = link.submit(job.request)
+        request = job.request
+        if course.goes_on:
+            request = course.transcript.request_from_here(request)
+        else:
+            course.transcript = Transcript(job.n)
+            consumer.begin(placement.decision)
+        ticket = link.submit(request)
         try:
             if placement.is_held:
                 with self._fleet.holding(link.worker_id, job.model):
-                    await self._started(ticket, job.model, link.worker_id, course.deadline_s)
+                    if not await self._started(ticket, job, link.worker_id, course):
+                        return False
             course.seat.leave()
-            await _pump(ticket, job.n, consumer)
+            if course.goes_on:
+                self._metrics.continuations.inc()
+            await _pump(ticket, job.n, consumer, course.transcript)
+            return True
         finally:
             link.release(ticket)
 
-    async def _started(self, ticket: Ticket, model: str, worker_id: str, deadline_s: float) -> None:
-        """Returns when the worker has said something of a request that it holds, or has had its model in time."""
-        while not await ticket.arrived(max(0.0, deadline_s - time.monotonic())):
-            if self._fleet.is_ready(worker_id, model):
-                return
-            raise _still_loading(model)
+    async def _started(self, ticket: Ticket, job: Job, worker_id: str, course: Course) -> bool:
+        """True when the worker has said something of a request that it holds, or has had its model in time."""
+        while True:
+            remaining_s = max(0.0, course.deadline_s - time.monotonic())
+            if await ticket.arrived(min(remaining_s, _LOOK_AGAIN_S)):
+                return True
+            if not course.goes_on and self.has_moved(job):
+                return False
+            if remaining_s > _LOOK_AGAIN_S:
+                continue
+            if self._fleet.is_ready(worker_id, job.model):
+                return True
+            raise _still_loading(job.label)
 
 
-class _Silent:
-    """Takes what a knock brings: nothing."""
+def _is_begun(course: Course, consumer: Consumer) -> bool:
+    return course.goes_on or consumer.has_sent
 
-    has_sent = False
 
-    def begin(self, decision: Decision) -> None:
-        """Nothing to start."""
+def _may_come(survey: Survey, course: Course) -> bool:
+    """Whether it is worth to wait for a worker: the control plane is to bring one while the registry has the model.
 
-    async def feed(self, deltas: Sequence[worker_pb2.Delta]) -> None:
-        """Nothing to keep."""
+    Who failed once on a worker that lives asks no other to be waited for: the error it has says more.
+    """
+    if survey.num_pending:
+        return True
+    return survey.is_known and (course.is_lost or course.last_error is None)
 
 
 def _unavailable(model: str, survey: Survey, remaining_s: float) -> Unavailable:
     if survey.failures:
         return Unavailable(f"the model {model!r} failed to load; {'; '.join(survey.failures)}")
-    if survey.num_unaware and not (survey.num_pending or survey.candidates):
+    is_nowhere = not (survey.num_pending or survey.candidates)
+    if is_nowhere and survey.num_unaware:
         return Unavailable(f"no worker knows the model {model!r} yet; send the request again")
-    if remaining_s <= 0:
+    if remaining_s <= 0 and not is_nowhere:
         return _still_loading(model)
     return Unavailable(f"no worker holds the model {model!r} now; send the request again")
 
@@ -231,10 +267,11 @@ def _still_loading(model: str) -> Unavailable:
     return Unavailable(f"the model {model!r} is still loading; send the request again")
 
 
-async def _pump(ticket: Ticket, n: int, consumer: Consumer) -> None:
+async def _pump(ticket: Ticket, n: int, consumer: Consumer, transcript: Transcript) -> None:
     while True:
         deltas = await ticket.take()
         check_deltas(deltas, n)
+        transcript.add(deltas)
         await consumer.feed(deltas)
         if deltas[-1].request_done:
             return

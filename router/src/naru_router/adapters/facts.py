@@ -12,10 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from naru_proto.errors import NaruError, Unavailable
-from naru_proto.names import WORKER_LEASE_TTL_S
+from naru_proto.names import WORKER_LEASE_TTL_S, base_name
 from naru_proto.registry import ModelInfoRecord
 from naru_router.adapters.dispatcher import Dispatcher
 from naru_router.adapters.fleet import Fleet
+from naru_router.core.route_map import Service
+
+_LOOK_AGAIN_S = 1.0
+"""Between two looks at whether another model serves the name by now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,29 +38,36 @@ class ModelFacts:
         """Asks for a new reading of the route map."""
         self._searches: dict[str, _Search] = {}
 
-    async def of(self, model: str) -> ModelInfoRecord:
-        """The facts, at once where they are known; else the model is brought up first.
+    async def of(self, service: Service, name: str) -> ModelInfoRecord | None:
+        """The facts of what serves `name`, at once where they are known; else the model is brought up first.
+
+        None: another model serves the name by now.
 
         Raises:
             Unavailable: no worker can serve it in time.
             Overloaded: too many wait for it already.
             NaruError: it cannot be loaded.
         """
+        model = service.model.name
         known = self._fleet.route_map.info(model)
         if known is not None:
             return known
-        with self._dispatcher.waiting.seat(model) as seat:
+        with self._dispatcher.seat(model, service.max_depth) as seat:
             seat.take()
-            return await self._join(model)
+            return await self._join(service, name)
 
-    async def _join(self, model: str) -> ModelInfoRecord:
+    async def _join(self, service: Service, name: str) -> ModelInfoRecord | None:
+        model = service.model.name
         search = self._searches.get(model)
         if search is None:
-            search = _Search(asyncio.create_task(self._search(model), name=f"facts of {model}"))
-            self._searches[model] = search
+            work = self._search(model, service.max_wait_s)
+            search = self._searches[model] = _Search(asyncio.create_task(work, name=f"facts of {model}"))
         search.num_waiters += 1
         try:
-            await asyncio.wait({search.task})
+            while not search.task.done():
+                if self._fleet.route_map.has_moved(name, model):
+                    return None
+                await asyncio.wait({search.task}, timeout=_LOOK_AGAIN_S)
         finally:
             search.num_waiters -= 1
             if search.num_waiters == 0:
@@ -69,13 +80,13 @@ class ModelFacts:
             raise copy.copy(error)  # each has a trace of its own
         return search.task.result()
 
-    async def _search(self, model: str) -> ModelInfoRecord:
-        await self._dispatcher.bring_up(model)
+    async def _search(self, model: str, max_wait_s: float) -> ModelInfoRecord:
+        await self._dispatcher.bring_up(model, max_wait_s)
         self._refresh()
         deadline_s = time.monotonic() + WORKER_LEASE_TTL_S
         while (found := self._fleet.route_map.info(model)) is None:
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
-                raise Unavailable(f"the chat template of {model!r} is not known yet; send the request again")
+                raise Unavailable(f"the chat template of {base_name(model)!r} is not known yet; send the request again")
             await self._fleet.changed(remaining_s)
         return found

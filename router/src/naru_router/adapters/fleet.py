@@ -41,6 +41,8 @@ class Survey:
     """Not connected yet, or still on an older generation."""
     num_unaware: int
     """Said that they do not know the model, and may be told of it yet."""
+    is_known: bool
+    """The registry has the model: the control plane wants it to be served."""
     failures: tuple[str, ...]
     """Why some have failed to load it."""
 
@@ -85,11 +87,12 @@ class Fleet:
             for record in self.route_map.ready_workers(model)
             if self._is_open(record, model, excluded) and self._links[record.worker_id].is_up
         ]
+        wanted = self.route_map.models.get(model)
+        is_known = wanted is not None
         if ready:
-            return Survey(tuple(ready), 0, 0, ())
+            return Survey(tuple(ready), 0, 0, is_known, ())
         candidates = []
         num_pending = num_unaware = 0
-        wanted = self.route_map.models.get(model)
         for record in self.route_map.workers.values():
             incarnation = (record.worker_id, record.epoch)
             near = nearness(record, wanted) if wanted is not None else None
@@ -101,11 +104,16 @@ class Fleet:
                 num_pending += 1
             else:
                 candidates.append(self._holder(record, near, model))
-        return Survey(tuple(candidates), num_pending, num_unaware, tuple(self.route_map.failures(model)))
+        return Survey(tuple(candidates), num_pending, num_unaware, is_known, tuple(self.route_map.failures(model)))
 
     def link(self, worker_id: str) -> tuple[WorkerLink, Incarnation]:
         """The link of a surveyed candidate, and which life of the worker it leads to."""
         return self._links[worker_id], (worker_id, self.route_map.workers[worker_id].epoch)
+
+    def is_back(self, incarnation: Incarnation, life: object) -> bool:
+        """Whether a worker that lost its stream has another one since, of the same life of the worker."""
+        link, record = self._links.get(incarnation[0]), self.route_map.workers.get(incarnation[0])
+        return link is not None and record is not None and link.is_up and link.life is not life
 
     def is_ready(self, worker_id: str, model: str) -> bool:
         """Whether the map has the model ready on the worker."""
@@ -134,7 +142,8 @@ class Fleet:
 
     def _holder(self, record: WorkerRecord, near: Nearness, model: str) -> Holder:
         held = self._held.get(record.worker_id, Counter())
-        return Holder(record.worker_id, near, self._links[record.worker_id].num_in_flight, len(held), held[model])
+        num_in_flight = self._links[record.worker_id].num_in_flight
+        return Holder(record.worker_id, near, num_in_flight, len(held), held[model], record.leaving)
 
     def _is_open(self, record: WorkerRecord, model: str, excluded: frozenset[Incarnation]) -> bool:
         incarnation = (record.worker_id, record.epoch)

@@ -14,6 +14,8 @@ class Gate:
 
     def __init__(self) -> None:
         self.is_draining = False
+        self.is_leaving = False
+        """The process is to end: readiness says so, though requests may still be taken for a while."""
         self._num_inside = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -43,7 +45,7 @@ class Gate:
 
     def close(self) -> None:
         """Refuses new requests from now on."""
-        self.is_draining = True
+        self.is_leaving = self.is_draining = True
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """True when everybody has left within the time."""

@@ -19,7 +19,8 @@ from grpc_reflection.v1alpha import reflection
 from naru_proto import names
 from naru_proto.errors import InternalError, InvalidRequest, NaruError
 from naru_proto.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
-from naru_router.adapters.dispatcher import Dispatcher, Job
+from naru_router.adapters.course import Job
+from naru_router.adapters.dispatcher import Dispatcher
 from naru_router.adapters.fleet import Fleet
 from naru_router.adapters.gate import Gate
 from naru_router.adapters.jobs import JobMaker
@@ -111,13 +112,14 @@ class InferenceService:
         """The models, by name."""
         route_map = self._fleet.route_map
         reply = inference_pb2.ListModelsReply()
-        for name in sorted(route_map.models):
-            info = route_map.info(name)
+        for name in route_map.entries():
+            model = route_map.models[name].target or name
+            info = route_map.info(model)
             reply.models.add(
                 name=name,
                 aliases=sorted(route_map.models[name].aliases),
                 max_model_len=0 if info is None else info.max_model_len,
-                ready_workers=len(route_map.ready_workers(name)),
+                ready_workers=len(route_map.ready_workers(model)),
             )
         return reply
 
@@ -128,7 +130,7 @@ class InferenceService:
                 if request_id and not _REQUEST_ID.fullmatch(request_id):
                     raise InvalidRequest(f"request_id is {request_id[:40]!r}; use letters, digits and ._:/+=-")
                 job = await make_job()
-                model = job.model
+                model = job.label
                 consumer = _ReplyConsumer(context, request_id or secrets.token_hex(16), job.n)
                 await self._dispatcher.run(job, consumer)
                 consumer.check_finished()

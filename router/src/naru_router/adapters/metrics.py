@@ -53,6 +53,11 @@ class Metrics:
             ("reason",),
             registry=self._registry,
         )
+        self.continuations = Counter(
+            "naru_router_continued_requests",
+            "Answers that another worker went on with where the first one was lost.",
+            registry=self._registry,
+        )
         self.bound_skips = Counter(
             "naru_router_routing_skipped_workers",
             "Workers passed over as they were at their bounded load.",

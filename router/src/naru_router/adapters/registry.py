@@ -1,6 +1,7 @@
 """Reads the route map from Redis: at every hint on the channel, and each second in case a hint was lost.
 
-Hands each new map to one listener. When Redis is away the last map stays in use; `status` says so. Writes nothing.
+Hands each new map to one listener. When Redis is away the last map stays in use; `status` says so. When it comes back
+without what it had, that is kept for a while (see core.bridge). Writes nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from typing import TypeVar, cast
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from naru_proto import names
 from naru_proto.errors import InternalError
 from naru_proto.registry import ModelInfoRecord, ModelRecord, ResidentRecord, WorkerRecord
 from naru_router.adapters.metrics import Metrics
+from naru_router.core.bridge import Board, bridged
 from naru_router.core.route_map import RememberedInfo, RouteMap, remember
 
 _Record = TypeVar("_Record", ModelRecord, WorkerRecord, ModelInfoRecord)
 
 logger = logging.getLogger(__name__)
 
+MAX_WAIT_S = 86_400.0
+"""No model's requests wait longer."""
 READ_TIMEOUT_S = 2.0
 """A Redis that does not answer for this long is away; well below the time a dead worker may stay in the map.
 
@@ -70,6 +74,12 @@ class RegistryReader:
         self._remembered: dict[str, RememberedInfo] = {}
         self._decoded: dict[str, dict[str, tuple[bytes, object]]] = {}
         """Kind of record to name to the bytes last read and what they say."""
+        self._board = Board()
+        """What the last map was made of."""
+        self._run_id = ""
+        """Of the Redis that was read last; another one has been restarted."""
+        self._lost: tuple[Board, float] | None = None
+        """What a Redis had before it was restarted, and when that was seen."""
         self._read_at_s: float | None = None
         self._problem = "not read yet"
         self._warned: set[tuple[str, str]] = set()
@@ -127,10 +137,34 @@ class RegistryReader:
         # A lease that has expired is absent: its worker is gone, whatever the set says.
         leases = await self._get_many(worker_ids, names.key_worker)
         workers = self._decode(leases, WorkerRecord, _is_worker)
-        digests = {r.info_digest for w in workers.values() for r in w.models.values()} - {""}
+        board = self._board = await self._bridge(Board(models, workers))
+        digests = {r.info_digest for w in board.workers.values() for r in w.models.values()} - {""}
         await self._read_infos(digests)
-        self._remembered = remember(self._remembered, models, workers, self._infos)
-        return RouteMap(models, workers, dict(self._infos), self._remembered)
+        self._remembered = remember(self._remembered, board.models, board.workers, self._infos)
+        return RouteMap(board.models, board.workers, dict(self._infos), self._remembered)
+
+    async def _bridge(self, now: Board) -> Board:
+        """What was read, and what a restarted Redis has lost."""
+        if not self._run_id or not now.has_all_of(self._board):
+            run_id = await self._ask_run_id()
+            if self._run_id and run_id and run_id != self._run_id:
+                logger.warning("the Redis of the route map was restarted; what it has lost stays in use for a while")
+                self._lost = self._board, time.monotonic()
+            self._run_id = run_id or self._run_id
+        if self._lost is not None:
+            before, seen_s = self._lost
+            board = bridged(before, now, time.monotonic() - seen_s)
+            if board is not None:
+                return board
+            self._lost = None
+        return now
+
+    async def _ask_run_id(self) -> str:
+        try:
+            server = await cast(Awaitable[dict[str, object]], self._redis.info("server"))
+        except ResponseError:
+            return ""  # not allowed to ask: what is read is taken for the truth
+        return str(server.get("run_id", ""))
 
     async def _read_infos(self, digests: set[str]) -> None:
         """Content never changes under a digest: each is read once and kept while somebody refers to it."""
@@ -191,15 +225,21 @@ def _text(raw: bytes) -> str:
 
 
 def _is_model(name: str, record: ModelRecord) -> bool:
-    texts = [isinstance(text, str) for text in (*record.aliases, *record.pools)]
-    numbers = isinstance(record.created_s, int) and isinstance(record.generation, int)
-    return record.name == name and all(texts) and numbers
+    texts = [isinstance(text, str) for text in (*record.aliases, *record.pools, record.target)]
+    numbers = [isinstance(number, int) for number in (record.created_s, record.generation, record.max_depth)]
+    is_wait_sane = isinstance(record.max_wait_s, int | float) and 0 <= record.max_wait_s <= MAX_WAIT_S
+    return record.name == name and all(texts) and all(numbers) and is_wait_sane and record.max_depth >= 0
 
 
 def _is_worker(worker_id: str, record: WorkerRecord) -> bool:
     texts = (record.address, record.epoch, record.pool)
+    flags = (record.draining, record.leaving)
     is_sane = record.worker_id == worker_id and all(isinstance(text, str) for text in texts)
-    return is_sane and all(_is_resident(resident) for resident in record.models.values())
+    return (
+        is_sane
+        and all(isinstance(flag, bool) for flag in flags)
+        and all(_is_resident(resident) for resident in record.models.values())
+    )
 
 
 def _is_resident(record: ResidentRecord) -> bool:

@@ -57,6 +57,8 @@ class WorkerLink:
         self.worker_id = worker_id
         self.address = address
         self.is_up = False
+        self.life = object()
+        """Another one each time that the stream stands again."""
         self._is_closing = False
         self._stub: Any = None
         self._id_prefix = id_prefix
@@ -205,6 +207,7 @@ class WorkerLink:
 
     def _set_up(self) -> None:
         self.is_up = True
+        self.life = object()
         self._up.set(1)
         self._on_change()
 

@@ -67,6 +67,8 @@ class Holder:
     """Models that requests of this router wait for there."""
     num_held: int = 0
     """Requests for this model that this router has waiting there."""
+    is_leaving: bool = False
+    """It serves for a while yet, and is to be asked when no other can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,13 @@ def place(
         ring: how requests are spread.
         may_raise: whether a worker may be asked to bring the model up.
     """
-    near = min((each.nearness for each in candidates if may_raise or each.nearness in _UNDER_WAY), default=None)
-    if near is None or near is Nearness.OUTDATED:
+    able = [each for each in candidates if each.nearness is not Nearness.OUTDATED]
+    able = [each for each in able if may_raise or each.nearness in _UNDER_WAY]
+    if not able:
         return None
-    nearest = [each for each in candidates if each.nearness is near]
+    best = min(_rank(each) for each in able)
+    nearest = [each for each in able if _rank(each) == best]
+    near = nearest[0].nearness
     if near in _UNDER_WAY:
         loads = [Candidate(each.worker_id, each.num_in_flight) for each in nearest]
         decision = _route(loads, key, ring)
@@ -128,6 +133,15 @@ def place(
         return Placement(decision, is_held=False)
     reasons = (_WHY[near], *decision.reasons)
     return Placement(Decision(decision.worker_id, decision.capacity, decision.num_skipped, reasons), is_held=True)
+
+
+def _rank(holder: Holder) -> tuple[bool, bool, bool, Nearness]:
+    """Best first: what serves now, then what will; those that stay before those that leave; nearest first.
+
+    One whose load has failed takes the request only to refuse it, most likely: even one that leaves does better.
+    """
+    near = holder.nearness
+    return near is not Nearness.READY, near is Nearness.FAILED, holder.is_leaving, near
 
 
 def _route(candidates: Sequence[Candidate], key: bytes, ring: RingSettings) -> Decision:

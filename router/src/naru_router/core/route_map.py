@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from naru_proto.errors import ModelNotFound
+from naru_proto.errors import ModelNotFound, Unavailable
 from naru_proto.registry import ModelInfoRecord, ModelRecord, WorkerRecord
 
 READY = "ready"
@@ -23,6 +23,25 @@ class RememberedInfo:
 
     generation: int
     info: ModelInfoRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What answers to a name: the entry that was asked for, and the model that serves it."""
+
+    entry: ModelRecord
+    model: ModelRecord
+    """The entry itself, or its target: what workers hold."""
+
+    @property
+    def max_wait_s(self) -> float:
+        """Longest wait while no copy is ready; 0: the router's own."""
+        return self.entry.max_wait_s or self.model.max_wait_s
+
+    @property
+    def max_depth(self) -> int:
+        """Most requests that wait; 0: the router's own."""
+        return self.entry.max_depth or self.model.max_depth
 
 
 @dataclass(frozen=True)
@@ -41,18 +60,51 @@ class RouteMap:
     @cached_property
     def _by_name(self) -> dict[str, ModelRecord]:
         named: dict[str, ModelRecord] = {}
-        for name in sorted(self.models):
+        entries = self.entries()
+        for name in entries:
             for alias in self.models[name].aliases:
                 named.setdefault(alias, self.models[name])
-        named.update(self.models)  # a model's own name wins over another's alias
+        named.update((name, self.models[name]) for name in entries)  # its own name wins over another's alias
         return named
+
+    def entries(self) -> list[str]:
+        """Names of the models that clients may ask for, sorted: no revisions, no aliases."""
+        return sorted(name for name, record in self.models.items() if not record.is_revision)
 
     def names(self) -> list[str]:
         """All names and aliases that can be asked for, sorted."""
         return sorted(self._by_name)
 
-    def resolve(self, name: str) -> ModelRecord:
-        """The model of a name or alias.
+    def resolve(self, name: str) -> Service:
+        """What answers to a name or alias. A target is followed once: its own target means nothing here.
+
+        Raises:
+            ModelNotFound: listing the known names.
+            Unavailable: its target is not there.
+        """
+        entry = self.entry(name)
+        return Service(entry, self._target(entry))
+
+    def has_moved(self, name: str, model: str) -> bool:
+        """Whether a name that `model` served is another model's by now. A name that is gone has not moved."""
+        entry = self._by_name.get(name)
+        if entry is None:
+            return False
+        serving = entry.target or entry.name
+        return serving != model and serving in self.models
+
+    def _target(self, entry: ModelRecord) -> ModelRecord:
+        if not entry.target:
+            return entry
+        target = self.models.get(entry.target)
+        if target is None:
+            raise Unavailable(
+                f"the model {entry.name!r} is served by {entry.target!r}, which is not there; send the request again"
+            )
+        return target
+
+    def entry(self, name: str) -> ModelRecord:
+        """The entry of a name or alias.
 
         Raises:
             ModelNotFound: listing the known names.

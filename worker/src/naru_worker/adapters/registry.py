@@ -3,19 +3,21 @@
 What happened to its models goes into the stream of events on the way.
 
 Lives in the asyncio thread. Redis may be away, hang, refuse or be emptied: serving does not notice, and the lease comes
-back by itself. Nothing is read but whether the model infos are still there.
+back by itself. Nothing is read but whether the model infos are still there, and what others hold while this one leaves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from naru_proto import names
+from naru_proto.errors import InternalError
 from naru_proto.registry import ModelInfoRecord, WorkerRecord
 from naru_worker.adapters.engine.changes import ChangeLog
 from naru_worker.settings import RegistrySettings
@@ -41,9 +43,12 @@ class LeaseKeeper:
         record: Callable[[], WorkerRecord],
         infos: Callable[[], list[ModelInfoRecord]],
         changes: ChangeLog,
+        on_registered: Callable[[], None] = lambda: None,
     ) -> None:
-        """`changes` is emptied as they are told."""
+        """`changes` is emptied as they are told. `on_registered`: the first lease is written."""
         self._changes = changes
+        self._on_registered = on_registered
+        self._is_registered = False
         self._settings = settings
         self._record = record
         self._infos = infos
@@ -123,13 +128,14 @@ class LeaseKeeper:
         if self._num_failures:
             _log.warning("the route map is written again, after %d failed tries", self._num_failures)
             self._num_failures = 0
+        if not self._is_registered:
+            self._is_registered = True
+            self._on_registered()
 
     async def _write(self) -> None:
         record = self._record()
         infos = {info.digest(): info for info in self._infos()}
-        told = WorkerRecord(
-            record.worker_id, record.address, record.epoch, record.models, record.draining, record.pool
-        ).to_json()
+        told = _news(record).to_json()
         await self._write_infos({d: i for d, i in infos.items() if d not in self._written})
         pipe = self._client.pipeline(transaction=False)
         pipe.set(names.key_worker(record.worker_id), record.to_json(), px=int(self._settings.lease_ttl_s * 1000))
@@ -174,6 +180,28 @@ class LeaseKeeper:
         await pipe.execute()
         self._written |= infos.keys()
 
+    async def others(self) -> list[WorkerRecord] | None:
+        """Leases of the other living workers; None: the route map cannot be read now."""
+        if self._client is None:
+            return None
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await self._read_others()
+        except self._failures:
+            return None
+
+    async def _read_others(self) -> list[WorkerRecord]:
+        mine = self._record().worker_id
+        ids = sorted(_text(raw) for raw in await self._client.smembers(names.KEY_WORKERS))
+        keys = [names.key_worker(worker_id) for worker_id in ids if worker_id != mine]
+        found = []
+        for data in await self._client.mget(keys) if keys else ():
+            # A lease that cannot be read is no place to move to.
+            with contextlib.suppress(InternalError):
+                if data is not None:
+                    found.append(WorkerRecord.from_json(data))
+        return found
+
     async def _leave(self) -> None:
         """Takes the entry away; where Redis is away too, it expires."""
         if self._client is None:
@@ -191,3 +219,18 @@ class LeaseKeeper:
         pipe.srem(names.KEY_WORKERS, worker_id)
         pipe.publish(names.CHANNEL_CHANGES, f"worker:{worker_id}")
         await pipe.execute()
+
+
+def _news(record: WorkerRecord) -> WorkerRecord:
+    """The part of an entry whose change is told to subscribers: load, bytes and use are read with the next renewal."""
+    models = {
+        name: dataclasses.replace(resident, weight_bytes=0, kv_bytes=0, num_in_flight=0, since_s=0, last_used_s=0)
+        for name, resident in record.models.items()
+    }
+    return dataclasses.replace(
+        record, models=models, num_running=0, num_waiting=0, num_known=0, budget_bytes=0, used_bytes=0
+    )
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from naru_proto.errors import InvalidRequest
 from naru_worker.core.detokenizer import Detokenizer, TokenBytes
 from naru_worker.core.request import FinishReason
 from naru_worker.core.step import SequenceOutput
@@ -48,6 +49,21 @@ class OutputStream:
         self._detokenizer = Detokenizer(tokens, strip_leading_space=strip_leading_space)
         self._matcher = StopMatcher(stops)
         self._is_closed = False
+
+    def resume(self, token_ids: Iterable[int], *, is_finished: bool) -> None:
+        """Takes output that was told elsewhere: from here on all is as if it had been pushed.
+
+        Raises:
+            InvalidRequest: a stop string is in it, so that nothing should follow.
+        """
+        token_ids = tuple(token_ids)
+        self._is_closed = is_finished
+        if is_finished:
+            self.num_tokens = len(token_ids)
+            return
+        stop = self._take(token_ids, [])
+        if stop is not None:
+            raise InvalidRequest(f"prior holds the stop string {stop!r}; its choice has finished", param="prior")
 
     def push(self, output: SequenceOutput) -> TextDelta:
         """Takes what the scheduler committed. Once a delta had a finish reason, all further ones are empty."""

@@ -141,9 +141,11 @@ class Planner:
     def _count_match(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Once a request, when its first sequence starts for the first time."""
         if sequence.index == 0 and sequence.num_preemptions == 0:
-            sequence.request.num_cached_tokens = match.num_tokens
+            # Prior output may be found as well, and is no part of the prompt.
+            num_cached = min(match.num_tokens, sequence.num_prompt_tokens)
+            sequence.request.num_cached_tokens = num_cached
             self._counters.prefix_query_tokens += sequence.num_prompt_tokens
-            self._counters.prefix_hit_tokens += match.num_tokens
+            self._counters.prefix_hit_tokens += num_cached
 
     def _num_blocks_to_come(self, sequence: Sequence) -> int:
         """Blocks that known tokens of a running sequence will still need."""

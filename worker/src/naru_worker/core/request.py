@@ -34,6 +34,15 @@ class FinishReason(enum.Enum):
     ERROR = "error"
 
 
+@dataclass(frozen=True, slots=True)
+class PriorOutput:
+    """What one choice had said before this worker got its request: it goes on as if it had drawn that here."""
+
+    token_ids: tuple[int, ...] = ()
+    is_finished: bool = False
+    """Nothing follows; its tokens count in the usage."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One client request on one model.
@@ -50,12 +59,17 @@ class Request:
     cache_salt: bytes = b""
     adapter: str = ""
     skip_prefix_cache: bool = False
+    prior: tuple[PriorOutput, ...] = ()
+    """One item for each choice, or none at all."""
     sequences: list[Sequence] = field(default_factory=list)
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when the first sequence was first admitted."""
 
     def __post_init__(self) -> None:
-        """Makes the `n` sequences: the first WAITING, the rest FORKING."""
+        """Makes the `n` sequences: the first WAITING, the rest FORKING; or each as its prior output left it."""
+        if self.prior:
+            self.sequences = [_continued(self, index, prior) for index, prior in enumerate(self.prior)]
+            return
         self.sequences = [
             Sequence(self, index, SequenceState.WAITING if index == 0 else SequenceState.FORKING)
             for index in range(self.params.n)
@@ -108,3 +122,14 @@ class Sequence:
     def num_missing_tokens(self) -> int:
         """Tokens not yet computed; 1 is a decode step."""
         return len(self.token_ids) - self.num_computed_tokens
+
+
+def _continued(request: Request, index: int, prior: PriorOutput) -> Sequence:
+    """A sequence as a preemption would leave it: known tokens, and none of them computed.
+
+    None waits to fork: the first may have found more than the prompt in the prefix cache, or have ended.
+    """
+    token_ids = [*request.prompt_token_ids, *prior.token_ids]
+    if prior.is_finished:
+        return Sequence(request, index, SequenceState.FINISHED, token_ids, finish_reason=FinishReason.STOP)
+    return Sequence(request, index, SequenceState.WAITING, token_ids)

@@ -19,7 +19,7 @@ def check_request(request: Request, config: SchedulerConfig, kv: KVManager) -> N
     """Passes or raises; changes nothing.
 
     Raises:
-        InvalidRequest: the prompt is empty or has an id outside the vocabulary.
+        InvalidRequest: the prompt is empty or has an id outside the vocabulary, or prior output does not fit the rest.
         ContextLengthExceeded: the prompt is too long for the model or the pool, or `n` choices for the pool.
     """
     prompt = request.prompt_token_ids
@@ -32,8 +32,26 @@ def check_request(request: Request, config: SchedulerConfig, kv: KVManager) -> N
             f"the prompt has token id {low if low < 0 else high!r}; ids of this model are in [0, {limit})",
             param="prompt",
         )
+    if request.prior:
+        _check_prior(request, config)
     _check_context(request, config)
     _check_pool(request, config, kv)
+
+
+def _check_prior(request: Request, config: SchedulerConfig) -> None:
+    params, prior = request.params, request.prior
+    if len(prior) != params.n:
+        raise InvalidRequest(f"prior has {len(prior)} items for {params.n} choices; send one for each", param="prior")
+    if all(each.is_finished for each in prior):
+        raise InvalidRequest("every choice of prior is finished; nothing is left to generate", param="prior")
+    if params.prompt_logprobs is not None and (prior[0].token_ids or prior[0].is_finished):
+        # They leave with the first output of the first choice, which is out.
+        raise InvalidRequest("prompt_logprobs is set, and the first choice has begun; leave it out", param="prior")
+    room = config.max_model_len - len(request.prompt_token_ids)
+    most = room if params.max_tokens is None else min(room, params.max_tokens)
+    longest = max(len(each.token_ids) for each in prior if not each.is_finished)
+    if longest >= most:
+        raise InvalidRequest(f"prior has {longest} tokens, and the output ends at {most}", param="prior")
 
 
 def _check_context(request: Request, config: SchedulerConfig) -> None:

@@ -6,9 +6,11 @@ Called by the server. Looks at one request and the model's fixed limits, never a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from naru_proto.errors import ContextLengthExceeded, InvalidRequest
+from naru_worker.core.request import PriorOutput
 from naru_worker.core.sampling import SamplingParams
 
 
@@ -66,6 +68,16 @@ def resolve_params(prompt_token_ids: tuple[int, ...], params: SamplingParams, li
             param="max_tokens",
         )
     return params
+
+
+def check_prior(prior: Iterable[PriorOutput], limits: RequestLimits) -> None:
+    """Checks the tokens of prior output; whether it fits the request is the scheduler's to check.
+
+    Raises:
+        InvalidRequest: an id that this model could not have drawn.
+    """
+    for choice in prior:
+        _check_ids("prior", choice.token_ids, limits)
 
 
 def _check_ids(param: str, token_ids: tuple[int, ...], limits: RequestLimits) -> None:

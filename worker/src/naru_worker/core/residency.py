@@ -66,3 +66,5 @@ class ModelSpec:
     uri: str
     revision: str = ""
     options: LoadOptions = LoadOptions()
+    credentials: str = ""
+    """Name of the credentials of its source on the worker; empty: what the worker's environment offers."""

@@ -28,9 +28,11 @@ class Roster:
         return len(self.running) < self.max_num_seqs
 
     def add(self, request: Request) -> None:
-        """Takes in a request; its first sequence waits."""
+        """Takes in a request; its first sequence waits, or all that go on with prior output."""
         self.requests[request.request_id] = request
-        self.waiting.add(request.sequences[0])
+        for sequence in request.sequences:
+            if sequence.state is SequenceState.WAITING:
+                self.waiting.add(sequence)
 
     def start(self, index: int) -> None:
         """Lets the waiting sequence at `index` run; the KV manager has admitted it."""

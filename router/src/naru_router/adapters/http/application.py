@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from naru_proto.names import HEADER_REQUEST_ID
+from naru_router.adapters.gate import Gate
 from naru_router.adapters.http.chat import ChatEndpoint
 from naru_router.adapters.http.completions import CompletionEndpoint
 from naru_router.adapters.http.generation import Edge
@@ -33,20 +34,26 @@ def build_application(edge: Edge, pages: Pages) -> ASGIApp:
         Route("/v1/completions", CompletionEndpoint(edge), methods=["POST"]),
         Route("/v1/models", pages.models),
         Route("/v1/models/{model_id:path}", pages.model),
-        Route("/healthz", pages.healthz),
+        Route("/health", pages.health),
+        Route("/healthz", pages.health),
+        Route("/ready", pages.ready),
         Route("/readyz", pages.readyz),
         Route("/metrics", pages.metrics),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _crash})
     app.router.redirect_slashes = False  # a redirected POST would lose its body in many clients
-    return RequestIds(app)
+    return Replies(app, edge.gate)
 
 
-class RequestIds:
-    """Gives each request an id, the client's own where it is well formed, and returns it."""
+class Replies:
+    """Gives each request an id, the client's own where it is well formed, and returns it.
 
-    def __init__(self, app: ASGIApp) -> None:
+    While the router leaves, a reply is the last one of its connection: the client opens the next one elsewhere.
+    """
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -59,7 +66,10 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (_HEADER, request_id)]
+                headers = [*message["headers"], (_HEADER, request_id)]
+                if self._gate.is_leaving and all(name != b"connection" for name, _ in headers):
+                    headers.append((b"connection", b"close"))
+                message["headers"] = headers
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from naru_router.adapters.dispatcher import Job
+from naru_router.adapters.course import Job
 from naru_router.adapters.http.consumers import AnswerConsumer, StreamConsumer
 from naru_router.adapters.http.generation import Exchange, GenerationEndpoint, route_headers
 from naru_router.adapters.http.responses import send_json
@@ -20,7 +20,7 @@ class ChatEndpoint(GenerationEndpoint):
         """Runs the chat and sends its answer."""
         call = parse_chat(body)
         job = await self._edge.jobs.chat(call.model, call.messages, call.sampling)
-        exchange.model = job.model
+        exchange.model = job.label
         answer_id = f"chatcmpl-{exchange.answer_id}"
         if call.stream:
             await self._stream(call, job, answer_id, exchange)

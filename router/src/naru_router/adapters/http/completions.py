@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
-from naru_router.adapters.dispatcher import Consumer, Job
+from naru_router.adapters.course import Consumer, Job
 from naru_router.adapters.http.consumers import AnswerConsumer, StreamConsumer
 from naru_router.adapters.http.generation import Exchange, GenerationEndpoint, route_headers
 from naru_router.adapters.http.responses import send_json
@@ -24,7 +24,7 @@ class CompletionEndpoint(GenerationEndpoint):
         """Runs the completion and sends its answer."""
         call = parse_completion(body)
         jobs = self._edge.jobs.completions(call.model, call.prompts, call.sampling)
-        exchange.model = jobs[0].model
+        exchange.model = jobs[0].label
         answer_id = f"cmpl-{exchange.answer_id}"
         if call.stream:
             await self._stream(call, jobs, answer_id, exchange)

@@ -28,7 +28,7 @@ class Pages:
     async def models(self, request: Request) -> Response:
         """GET /v1/models: every name that can be asked for, aliases too."""
         route_map = self._fleet.route_map
-        cards = [_card(name, route_map.resolve(name), route_map) for name in route_map.names()]
+        cards = [_card(name, route_map.entry(name), route_map) for name in route_map.names()]
         return _json(200, {"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
@@ -36,32 +36,48 @@ class Pages:
         route_map = self._fleet.route_map
         name = request.path_params["model_id"]
         try:
-            record = route_map.resolve(name)
+            record = route_map.entry(name)
         except ModelNotFound as exc:
             return Response(error_body(exc), 404, media_type="application/json")
         return _json(200, _card(name, record, route_map))
 
-    async def healthz(self, request: Request) -> Response:
-        """GET /healthz: the process answers."""
+    async def health(self, request: Request) -> Response:
+        """GET /health, /healthz: the process answers."""
         return _json(200, {"status": "ok"})
 
+    async def ready(self, request: Request) -> Response:
+        """GET /ready: 200 once the route map has been read and until the router leaves, Redis away or not.
+
+        Costs the same however many models and workers there are.
+        """
+        status = self._status()
+        return _json(200 if status == "ready" else 503, {"status": status})
+
+    def _status(self) -> str:
+        if self._gate.is_leaving:
+            return "draining"
+        return "ready" if self._registry.status.has_map else "starting"
+
     async def readyz(self, request: Request) -> Response:
-        """GET /readyz: 200 once the route map has been read and until the router drains, Redis away or not."""
+        """GET /readyz: the same, and what the router knows, for people."""
         status = self._registry.status
         route_map = self._fleet.route_map
-        is_ready = status.has_map and not self._gate.is_draining
+        word = self._status()
         detail = {
-            "status": "ready" if is_ready else ("draining" if self._gate.is_draining else "starting"),
+            "status": word,
             "registry": {
                 "up": status.is_up,
                 "age_s": round(status.age_s, 3),
                 "problem": status.problem or None,
             },
-            "models": {name: len(route_map.ready_workers(name)) for name in sorted(route_map.models)},
+            "models": {
+                name: len(route_map.ready_workers(route_map.models[name].target or name))
+                for name in route_map.entries()
+            },
             "workers": {"leased": len(route_map.workers), "connected": self._fleet.num_up()},
             "requests": self._gate.num_inside,
         }
-        return _json(200 if is_ready else 503, detail)
+        return _json(200 if word == "ready" else 503, detail)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -69,7 +85,8 @@ class Pages:
 
 
 def _card(name: str, record: ModelRecord, route_map: RouteMap) -> dict[str, object]:
-    info = route_map.info(record.name)
+    model = record.target or record.name
+    info = route_map.info(model)
     return {
         "id": name,
         "object": "model",
@@ -77,7 +94,7 @@ def _card(name: str, record: ModelRecord, route_map: RouteMap) -> dict[str, obje
         "owned_by": "naru",
         "root": record.name,
         "max_model_len": None if info is None else info.max_model_len,
-        "ready_workers": len(route_map.ready_workers(record.name)),
+        "ready_workers": len(route_map.ready_workers(model)),
     }
 
 

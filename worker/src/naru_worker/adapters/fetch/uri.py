@@ -1,12 +1,14 @@
 """Model URIs as values. Called by the fetcher; does no I/O.
 
-``pypi://name[@version][/file]`` (or ``==version``), ``hf://org/name[@revision][/file]``, ``file:///path``.
+``pypi://name[@version][/file]`` (or ``==version``), ``hf://org/name[@revision][/file]``, ``s3://bucket/path``,
+``gs://bucket/path``, ``oci://registry/repository[:tag][@digest][/file]``, ``pvc://claim/path``, ``file:///path``.
 """
 
 from __future__ import annotations
 
 import re
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -19,6 +21,16 @@ _PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _REPO_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*")
+_BUCKET = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{1,221}")
+_VERSION_ID = re.compile(r"[\x21-\x7e]{1,1024}")
+_ARTIFACT = re.compile(
+    r"(?P<registry>[A-Za-z0-9][-.A-Za-z0-9]*(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?)"
+    r"/(?P<repository>[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)"
+    r"(:(?P<tag>[A-Za-z0-9_][-.A-Za-z0-9_]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?(/(?P<file>.*))?"
+)
+_TAG = re.compile(r"[A-Za-z0-9_][-.A-Za-z0-9_]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _MAX_URI_CHARS = 2048
 
 
@@ -59,7 +71,55 @@ class LocalUri:
     """Absolute."""
 
 
-ModelUri = PackageUri | HubUri | LocalUri
+@dataclass(frozen=True, slots=True)
+class BucketUri:
+    """An object or a folder of an object store."""
+
+    scheme: str
+    """s3 or gs."""
+    bucket: str
+    path: str
+    """Of one GGUF object, or of a folder; empty: the whole bucket."""
+    version: str
+    """Of the object; empty: the newest."""
+
+    @property
+    def address(self) -> str:
+        """The URI, without the version."""
+        return f"{self.scheme}://{self.bucket}" + (f"/{self.path}" if self.path else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactUri:
+    """An artifact or image of an OCI registry."""
+
+    registry: str
+    """host or host:port."""
+    repository: str
+    tag: str
+    """Empty when there is a digest."""
+    digest: str
+    """Of the manifest, sha256:hex; empty: what the tag stands for."""
+    file: str
+    """One GGUF of it; empty: the only model there."""
+
+    @property
+    def address(self) -> str:
+        """The URI, without the file."""
+        mark = f"@{self.digest}" if self.digest else f":{self.tag}"
+        return f"oci://{self.registry}/{self.repository}{mark}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimUri:
+    """A file or folder of a mounted claim."""
+
+    claim: str
+    path: str
+    """Relative; empty: all of it."""
+
+
+ModelUri = PackageUri | HubUri | LocalUri | BucketUri | ArtifactUri | ClaimUri
 
 
 def parse_uri(uri: str, revision: str = "") -> ModelUri:
@@ -71,13 +131,11 @@ def parse_uri(uri: str, revision: str = "") -> ModelUri:
     if len(uri) > _MAX_URI_CHARS or not uri.isprintable():
         raise _bad(uri[:80], "it is too long or holds characters that cannot be printed", "check the URI")
     scheme, sep, rest = uri.partition("://")
-    if sep and scheme == "pypi":
-        return _package(uri, rest, revision)
-    if sep and scheme == "hf":
-        return _hub(uri, rest, revision)
-    if sep and scheme == "file":
-        return _local(uri, rest, revision)
-    raise _bad(uri, "its scheme is not known", "write pypi://name, hf://org/name or file:///path")
+    parse = _PARSERS.get(scheme) if sep else None
+    if parse is None:
+        known = ", ".join(f"{name}://" for name in sorted(_PARSERS))
+        raise _bad(uri, "its scheme is not known", f"write one of {known}, for example pypi://name or hf://org/name")
+    return parse(uri, rest, revision)
 
 
 def _bad(uri: str, why: str, remedy: str) -> LoadError:
@@ -135,3 +193,72 @@ def _local(uri: str, rest: str, revision: str) -> LocalUri:
     if not path.startswith("/") or "\0" in path:
         raise _bad(uri, "the path is not absolute", "write file:///absolute/path")
     return LocalUri(path)
+
+
+def _bucket(uri: str, rest: str, revision: str) -> BucketUri:
+    scheme = uri.partition("://")[0]
+    bucket, _, path = rest.partition("/")
+    path = path.rstrip("/")
+    parts = path.split("/") if path else []
+    if not _BUCKET.fullmatch(bucket) or ".." in bucket:
+        raise _bad(uri, f"{bucket!r} is no bucket name", f"write {scheme}://bucket/path")
+    if any(part in ("", ".", "..") for part in parts):
+        raise _bad(uri, f"{path!r} is no path of an object", "write it without empty parts and without dots as parts")
+    suffix = PurePosixPath(path).suffix.lower()
+    if suffix in PICKLE_SUFFIXES:
+        raise _bad(uri, f"{parts[-1]!r} is a pickle, which runs code when read", "use safetensors or GGUF")
+    if suffix == ".safetensors":
+        raise _bad(uri, "a lone .safetensors file lacks its config and tokenizer", "name the folder that holds it")
+    if revision and suffix != ".gguf":
+        raise _bad(
+            uri, f"a folder has no version, yet revision says {revision!r}", "name a .gguf object, or leave it out"
+        )
+    if revision and not _VERSION_ID.fullmatch(revision):
+        raise _bad(uri, f"{revision!r} is no object version", "write the version id as the store shows it")
+    if scheme == "gs" and revision and not revision.isdigit():
+        raise _bad(uri, f"{revision!r} is no generation of an object", "write its number")
+    return BucketUri(scheme, bucket, path, revision)
+
+
+def _artifact(uri: str, rest: str, revision: str) -> ArtifactUri:
+    match = _ARTIFACT.fullmatch(rest)
+    # Without a tag or digest before it, a file could not be told from a part of the repository's path.
+    if match is None or (match["file"] is not None and not (match["tag"] or match["digest"])):
+        raise _bad(uri, "it is no reference to an artifact", "write oci://registry/repository:tag or ...@sha256:digest")
+    tag, digest = match["tag"] or "", match["digest"] or ""
+    if revision.startswith("sha256:"):
+        digest = _one_revision(uri, digest, revision)
+    elif revision:
+        tag = _one_revision(uri, tag, revision)
+    if not re.fullmatch(r"(sha256:[0-9a-f]{64})?", digest) or not re.fullmatch(
+        r"([A-Za-z0-9_][-.A-Za-z0-9_]{0,127})?", tag
+    ):
+        raise _bad(uri, f"{revision!r} is no tag and no digest", "write a tag, or sha256: and 64 hex digits")
+    if not digest and not tag:
+        tag = "latest"
+    return ArtifactUri(match["registry"], match["repository"], tag, digest, _inner_file(uri, match["file"] or ""))
+
+
+def _claim(uri: str, rest: str, revision: str) -> ClaimUri:
+    claim, _, path = rest.partition("/")
+    path = urllib.parse.unquote(path).strip("/")
+    if revision:
+        raise _bad(uri, f"a claim's files have no revision, yet revision says {revision!r}", "remove the revision")
+    if not _CLAIM.fullmatch(claim) or ".." in claim:
+        raise _bad(uri, f"{claim!r} is no name of a claim", "write pvc://claim/path")
+    if path and (any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path):
+        raise _bad(
+            uri, f"{path!r} is no path inside the claim", "write it without empty parts and without dots as parts"
+        )
+    return ClaimUri(claim, path)
+
+
+_PARSERS: dict[str, Callable[[str, str, str], ModelUri]] = {
+    "file": _local,
+    "gs": _bucket,
+    "hf": _hub,
+    "oci": _artifact,
+    "pvc": _claim,
+    "pypi": _package,
+    "s3": _bucket,
+}

@@ -13,46 +13,12 @@ from pathlib import Path, PurePosixPath
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.fetch.cache import require_space, writing
-from naru_worker.adapters.fetch.uri import PICKLE_SUFFIXES
+from naru_worker.adapters.fetch.choosing import pick_model
 
 _CHUNK_BYTES = 1 << 20
 _MAX_RATIO = 100
 """Weights hardly compress; far beyond it, it is a zip bomb."""
 _MAX_MEMBERS = 100_000
-
-
-def pick_model(names: Iterable[str], wanted: str, label: str) -> tuple[str, list[str]]:
-    """Chooses the model among a package's files: (entry, files); entry is a GGUF's path or a safetensors folder's.
-
-    Raises:
-        LoadError: none, several, or pickles only.
-    """
-    names = sorted(names)
-    ggufs = [name for name in names if name.lower().endswith(".gguf")]
-    if wanted:
-        if wanted not in ggufs:
-            raise LoadError(f"{label}: has no file {wanted!r}; it has {_some(ggufs)}")
-        return wanted, [wanted]
-    folders = sorted({str(PurePosixPath(n).parent) for n in names if n.lower().endswith(".safetensors")})
-    if len(ggufs) + len(folders) > 1:
-        raise LoadError(f"{label}: holds several models ({_some(ggufs + folders)}); name one .gguf after a slash")
-    if ggufs:
-        return ggufs[0], ggufs
-    if folders:
-        inside = [n for n in names if str(PurePosixPath(n).parent) == folders[0] and _is_model_part(n)]
-        return folders[0], inside
-    if any(name.lower().endswith(PICKLE_SUFFIXES) for name in names):
-        raise LoadError(f"{label}: holds pickles only, which run code when read; convert them to safetensors or GGUF")
-    raise LoadError(f"{label}: holds no .gguf and no .safetensors file; it is not a model's package")
-
-
-def _is_model_part(name: str) -> bool:
-    return name.lower().endswith((".safetensors", ".json", ".txt", ".jinja", ".model"))
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:8]) or "none"
-    return shown if len(names) <= 8 else f"{shown}, and {len(names) - 8} more"
 
 
 def record_digest(rows: Iterable[tuple[str, str]]) -> str:

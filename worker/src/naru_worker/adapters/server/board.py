@@ -25,7 +25,7 @@ from naru_worker.adapters.engine.resident import Visit
 from naru_worker.adapters.server import wire
 from naru_worker.adapters.server.stream import DeltaStream, LiveRequest
 from naru_worker.core.request import FinishReason, Request, RequestId
-from naru_worker.core.request_limits import check_prompt_text, resolve_params
+from naru_worker.core.request_limits import check_prior, check_prompt_text, resolve_params
 from naru_worker.core.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -268,8 +268,18 @@ class RequestBoard:
     ) -> None:
         model = live.model
         assert model is not None
+        if message.prior_revision and message.prior_revision != model.facts.revision:
+            raise Unavailable(
+                f"the answer was begun by revision {message.prior_revision[:80]!r} of the model, and this worker holds "
+                f"{model.facts.revision[:80]!r}; send the request again",
+                param="model",
+            )
+        if message.return_token_ids:
+            live.untold_revision = model.facts.revision
         live.first_prompt_token_id = prompt_token_ids[0] if prompt_token_ids else None
         params = resolve_params(prompt_token_ids, params, model.limits)
+        prior = wire.prior_from_wire(message)
+        check_prior(prior, model.limits)
         wire.check_answer_size(len(prompt_token_ids), params, self._max_message_bytes)
         request = Request(
             request_id=live.engine_id,
@@ -280,6 +290,7 @@ class RequestBoard:
             priority=message.priority,
             cache_salt=message.cache_salt,
             skip_prefix_cache=message.skip_prefix_cache,
+            prior=prior,
         )
         live.is_submitted = True
         self._loop.submit(model.engine, request, live.arrived_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from naru_proto.registry import ResidentRecord
+from naru_proto.registry import ResidentRecord, WorkerRecord
 from naru_proto.v1 import worker_pb2
 from naru_worker.adapters.engine.hub import ModelHub
 from naru_worker.adapters.engine.loaded import LoadedModel
@@ -49,8 +49,11 @@ def progress_message(progress: Progress) -> worker_pb2.LoadProgress:
     return message
 
 
-def describe_message(identity: WorkerIdentity, hub: ModelHub) -> worker_pb2.DescribeReply:
-    """The worker and the models it holds; those it only knows are counted in its statistics."""
+def describe_message(
+    identity: WorkerIdentity, hub: ModelHub, *, is_known_wanted: bool = False
+) -> worker_pb2.DescribeReply:
+    """The worker and the models it holds; those it only knows are named where ``is_known_wanted``."""
+    known = hub.core.entries() if is_known_wanted else ()
     return worker_pb2.DescribeReply(
         worker_id=identity.worker_id,
         epoch=identity.epoch,
@@ -59,12 +62,18 @@ def describe_message(identity: WorkerIdentity, hub: ModelHub) -> worker_pb2.Desc
         num_threads=identity.num_threads,
         models=[_model_message(hub, resident) for resident in hub.residents()],
         draining=hub.is_draining,
+        known=[worker_pb2.KnownModel(model=entry.name, generation=entry.generation) for entry in known],
     )
 
 
-def resident_record(hub: ModelHub, resident: Resident) -> ResidentRecord:
-    """One model as the route map shows it."""
+def resident_record(hub: ModelHub, resident: Resident, unix_offset_s: float) -> ResidentRecord:
+    """One model as the route map shows it. `unix_offset_s`: from the hub's clock to Unix time, always the same."""
     progress, model, entry = hub.progress(resident), resident.model, resident.entry
+    # A model that serves is ready whether requests run or not.
+    since_s = entry.ready_since_s if entry.state.is_serving else entry.state_since_s
+    used_s = hub.now_s() if entry.num_in_flight else entry.last_used_s
+    # The hub also counts the moment at which a model came up as a use of it.
+    was_used = bool(entry.num_in_flight) or entry.last_used_s > entry.ready_since_s > 0
     return ResidentRecord(
         state=progress.state.value,
         generation=entry.generation,
@@ -75,6 +84,30 @@ def resident_record(hub: ModelHub, resident: Resident) -> ResidentRecord:
         num_bytes=0 if model is None else model.facts.weight_bytes + entry.kv_bytes,
         eta_s=round(progress.eta_s, 1),
         epoch=resident.epoch,
+        weight_bytes=0 if model is None else model.facts.weight_bytes,
+        kv_bytes=0 if model is None else entry.kv_bytes,
+        num_in_flight=entry.num_in_flight,
+        since_s=int(unix_offset_s + since_s),
+        last_used_s=int(unix_offset_s + used_s) // 60 * 60 if was_used else 0,
+    )
+
+
+def worker_record(identity: WorkerIdentity, hub: ModelHub, address: str, unix_offset_s: float) -> WorkerRecord:
+    """The worker as the route map shows it; `address` is where routers reach it."""
+    load = load_message(hub)
+    ledger = hub.operations.bookings.ledger
+    residents = hub.residents()
+    return WorkerRecord(
+        worker_id=identity.worker_id,
+        address=address,
+        epoch=identity.epoch,
+        models={r.name: resident_record(hub, r, unix_offset_s) for r in residents},
+        draining=hub.is_draining,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_known=hub.num_known() - len(residents),
+        budget_bytes=ledger.budget_bytes,
+        used_bytes=ledger.budget_bytes - ledger.free_bytes(),
     )
 
 

@@ -23,7 +23,8 @@ from naru_worker.core.hub.model import Residency, Tier
 from naru_worker.core.residency import LoadOptions, ModelSpec
 from naru_worker.settings import MemorySettings, ServerSettings
 
-MAX_MODEL_NAME_CHARS = 256
+MAX_MODEL_NAME_CHARS = 320
+"""An object's name may have 253; a revision's adds its digest."""
 _OPTION_FIELDS = (
     "max_model_len",
     "max_num_seqs",
@@ -144,7 +145,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         ask = events.Ask(
             model=request.model,
             generation=request.generation,
-            spec=ModelSpec(request.uri, request.revision, LoadOptions(**given)),
+            spec=ModelSpec(request.uri, request.revision, LoadOptions(**given), request.credentials),
             tier=_tier(request.tier),
             fencing_token=request.fencing_token,
             residency=_residency(request.residency),
@@ -172,7 +173,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     @guarded
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Any) -> worker_pb2.DescribeReply:
         """What this worker is and holds."""
-        return describe.describe_message(self._identity, self._hub)
+        return describe.describe_message(self._identity, self._hub, is_known_wanted=request.known)
 
     @guarded
     async def Stats(self, request: worker_pb2.StatsRequest, context: Any) -> worker_pb2.StatsReply:

@@ -34,6 +34,8 @@ class LiveRequest:
     is_submitted: bool = False
     """The engine has it and will send its last delta."""
     is_cancelled: bool = False
+    untold_revision: str = ""
+    """Of its model; the first delta tells it, to whom may want to go on elsewhere."""
     first_prompt_token_id: int | None = None
     """Nothing stands before it to score it by; it is told all the same, so that an echo is whole."""
 

@@ -12,7 +12,7 @@ from naru_proto.errors import InternalError, InvalidRequest, NaruError
 from naru_proto.v1 import inference_pb2, worker_pb2
 from naru_worker.adapters.engine.deltas import SequenceDelta
 from naru_worker.adapters.server.stream import LiveRequest
-from naru_worker.core.request import FinishReason
+from naru_worker.core.request import FinishReason, PriorOutput
 from naru_worker.core.sampling import SamplingParams
 from naru_worker.core.step import PositionLogprobs, TokenLogprob
 
@@ -85,9 +85,15 @@ def check_request(message: worker_pb2.GenerateRequest) -> None:
         raise InvalidRequest(f"adapter is {message.adapter!r}; this worker serves base models only", param="adapter")
 
 
+def prior_from_wire(message: worker_pb2.GenerateRequest) -> tuple[PriorOutput, ...]:
+    """What the choices said on another worker; its sense is checked where the request is."""
+    return tuple(PriorOutput(tuple(each.token_ids), each.is_finished) for each in message.prior)
+
+
 def fill_delta(out: worker_pb2.Delta, request: LiveRequest, delta: SequenceDelta) -> None:
-    """Writes `delta` of `request` into the empty message `out`."""
+    """Writes `delta` of `request` into the empty message `out`; the first one tells the model's revision."""
     out.request_id = request.wire_id
+    _fill_first(out, request, delta)
     if delta.index:
         out.index = delta.index
     if delta.text:
@@ -96,8 +102,6 @@ def fill_delta(out: worker_pb2.Delta, request: LiveRequest, delta: SequenceDelta
         out.num_tokens = len(delta.token_ids)
         if request.with_token_ids:
             out.token_ids.extend(delta.token_ids)
-    if delta.cached_tokens:
-        out.cached_tokens = delta.cached_tokens
     if delta.logprobs:
         _fill_positions(out.logprobs, delta.logprobs, request.token_bytes)
     if delta.prompt_logprobs:
@@ -113,6 +117,14 @@ def fill_delta(out: worker_pb2.Delta, request: LiveRequest, delta: SequenceDelta
         fill_error(out.error, delta.error)
     if delta.is_last:
         out.request_done = True
+
+
+def _fill_first(out: worker_pb2.Delta, request: LiveRequest, delta: SequenceDelta) -> None:
+    """What only the first delta of a request has."""
+    if request.untold_revision and delta.error is None:
+        out.revision, request.untold_revision = request.untold_revision, ""
+    if delta.cached_tokens:
+        out.cached_tokens = delta.cached_tokens
 
 
 def fill_error(out: worker_pb2.Error, error: NaruError) -> None:

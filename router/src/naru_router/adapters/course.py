@@ -1,0 +1,92 @@
+"""A job, who takes its output, and where it stands between its attempts. Made by the edges, moved by the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from naru_proto.errors import NaruError
+from naru_proto.names import base_name
+from naru_proto.v1 import worker_pb2
+from naru_router.adapters.fleet import Incarnation
+from naru_router.core.routing import Decision
+from naru_router.core.transcript import Transcript
+from naru_router.core.waiting import Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt for one model."""
+
+    model: str
+    """The name that workers hold it under."""
+    request: worker_pb2.GenerateRequest
+    """Without a request id. Never changed after it is built."""
+    key: bytes
+    """See core.routing.RouteRequest."""
+    n: int
+    name: str = ""
+    """What the client asked for."""
+    max_wait_s: float = 0.0
+    """Longest wait while no copy is ready; 0: the router's own."""
+    max_depth: int = 0
+    """Most requests that wait for the model; 0: the router's own."""
+    is_knock: bool = False
+    """Only brings the model up: not sent to a worker that has it ready."""
+    remake: Callable[[], Awaitable[Job]] | None = None
+    """Makes it again for the model that serves `name` by then."""
+
+    @property
+    def label(self) -> str:
+        """The model for people and metrics: revisions come and go under one name."""
+        return base_name(self.model)
+
+
+class Consumer(Protocol):
+    """Takes the output of one job."""
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether the client has seen a byte of it."""
+
+    def begin(self, decision: Decision) -> None:
+        """An attempt starts from the beginning; output of an earlier one is void."""
+
+    async def feed(self, deltas: Sequence[worker_pb2.Delta]) -> None:
+        """Takes checked deltas, of whichever worker goes on with the attempt."""
+
+
+class SilentConsumer:
+    """Takes what a knock brings: nothing."""
+
+    has_sent = False
+
+    def begin(self, decision: Decision) -> None:
+        """Nothing to start."""
+
+    async def feed(self, deltas: Sequence[worker_pb2.Delta]) -> None:
+        """Nothing to keep."""
+
+
+@dataclass(slots=True)
+class Course:
+    """Where a request stands between its attempts. Mutable."""
+
+    seat: Seat
+    max_wait_s: float
+    deadline_s: float
+    """Until when it may wait for its model."""
+    transcript: Transcript
+    goes_on: bool = False
+    """The next attempt goes on where the last one was lost."""
+    num_attempts: int = 0
+    excluded: frozenset[Incarnation] = frozenset()
+    lost: dict[Incarnation, object] = field(default_factory=dict)
+    """Of those, the ones whose stream broke, and which life of their link that was."""
+    is_lost: bool = False
+    """The last attempt ended with its worker: another one comes in its place."""
+    last_error: NaruError | None = None
+    """Of the last attempt, told where no other worker can be had."""
+    may_raise: bool = True
+    """Whether a worker may be asked to load the model for it."""
