@@ -18,7 +18,8 @@ from naru_operator.adapters.route_map import Board, RouteMap
 from naru_operator.adapters.supervisor import Supervisor
 from naru_operator.adapters.worker_client import LoadReport
 from naru_operator.core.desired import DesiredModel, DesiredPool, DesiredState, EngineLimits, Residency, Tier
-from naru_operator.core.local_plan import KNOWN, LoadModel, UnloadModel, plan
+from naru_operator.core.local_plan import plan
+from naru_operator.core.model_plan import KNOWN, LoadModel, UnloadModel
 from naru_proto import names
 from naru_proto.errors import InvalidRequest, LoadError, NaruError, StaleCommand
 from naru_proto.registry import ResidentRecord

@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 
 from naru_operator.core.desired import DesiredModel, DesiredPool, DesiredState, EngineLimits, Residency, Tier
 from naru_operator.core.local_plan import (
-    KNOWN,
-    Applied,
     LocalPlan,
-    ObservedModel,
     ObservedWorker,
     Snapshot,
     place,
     plan,
 )
+from naru_operator.core.model_plan import KNOWN, Applied, ObservedModel
 from naru_proto.registry import ModelRecord
 
 POOL = DesiredPool("p", 1, None, None, 60.0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from naru_operator.adapters.worker_client import LoadReport, WorkerClient
 from naru_operator.core.desired import Tier
-from naru_operator.core.local_plan import KNOWN, LoadModel, ObservedModel, UnloadModel
+from naru_operator.core.model_plan import KNOWN, LoadModel, ObservedModel, UnloadModel
 from naru_proto import names
 from naru_proto.errors import NaruError, StaleCommand, Unavailable
 from naru_proto.registry import WorkerRecord
@@ -28,6 +28,9 @@ _RETRY_S = 0.5
 
 _RETRY_UNLOAD_S = 5.0
 """Before an unload that a worker refused is tried again."""
+_ARRIVED = ("ready", "active")
+_ON_ITS_WAY = ("fetching", "loading", *_ARRIVED)
+_LEARN_TIMEOUT_S = 5.0
 _MAX_TELLS = 32
 """Models on demand that are made known at once: each is a short call, and there may be thousands."""
 
@@ -48,7 +51,13 @@ class Commands:
         on_progress: Callable[[LoadModel, LoadReport], None],
         on_failure: Callable[[LoadModel | UnloadModel, NaruError], None],
         on_end: Callable[[], None],
+        *,
+        retry_failed_s: float = math.inf,
     ) -> None:
+        """``retry_failed_s``: after this long a load that failed may be planned again; until then it counts as failed,
+        unless the lease shows that the worker has come further by itself.
+        """
+        self._retry_failed_s = retry_failed_s
         self._on_progress = on_progress
         self._on_failure = on_failure
         self._on_end = on_end
@@ -56,11 +65,14 @@ class Commands:
         """Worker id to the address its channel goes to, and the channel."""
         self._closing: set[asyncio.Task[None]] = set()
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._outcomes: dict[tuple[str, str], _Outcome] = {}
+        self._outcomes: dict[str, dict[str, _Outcome]] = {}
+        """By worker, then by model."""
         self._known: dict[str, dict[str, tuple[str, int]]] = {}
         """Worker id to model to the worker's epoch and the generation in which it was told of the model: a lease does
         not show what a worker knows and does not hold.
         """
+        self._learned: dict[str, str] = {}
+        """Worker id to the epoch of the life in which it was asked what it knows."""
         self._refused: dict[str, int] = {}
         self._tells = asyncio.Semaphore(_MAX_TELLS)
 
@@ -88,24 +100,38 @@ class Commands:
             if epoch == worker.epoch and (name not in models or models[name].state == "cold"):
                 models[name] = ObservedModel(KNOWN, generation)
         now_s = time.monotonic()
-        for (worker_id, name), outcome in list(self._outcomes.items()):
-            if worker_id != worker.worker_id:
-                continue
-            if now_s > outcome.until_s:
-                del self._outcomes[worker_id, name]
-            elif name not in models or outcome.model.generation >= models[name].generation:
+        outcomes = self._outcomes.get(worker.worker_id, {})
+        for name, outcome in list(outcomes.items()):
+            if now_s > outcome.until_s or _is_outlived(outcome.model, models.get(name)):
+                del outcomes[name]
+            elif _is_news(outcome.model, models.get(name)):
                 models[name] = outcome.model
         return models
 
     def forget(self, worker_id: str) -> None:
         """A worker's process ended: nothing that was known of its models holds for the next one."""
-        self._outcomes = {key: outcome for key, outcome in self._outcomes.items() if key[0] != worker_id}
+        self._outcomes.pop(worker_id, None)
         self._known.pop(worker_id, None)
+        self._learned.pop(worker_id, None)
 
-    async def close(self) -> None:
-        """Gives up everything under way."""
+    def drop(self, worker_id: str) -> None:
+        """A worker is gone for good: what is under way to it is given up, and its channel closed."""
+        for key, task in list(self._tasks.items()):
+            if key[0] == worker_id:
+                task.cancel()
+        self.forget(worker_id)
+        _, client = self._clients.pop(worker_id, ("", None))
+        if client is not None:
+            self._close(client)
+
+    def give_up(self) -> None:
+        """Gives up everything under way, at once; what workers were asked for already goes on there."""
         for task in self._tasks.values():
             task.cancel()
+
+    async def close(self) -> None:
+        """Gives up everything under way and closes the channels."""
+        self.give_up()
         await asyncio.gather(*self._tasks.values(), *self._closing, return_exceptions=True)
         for _, client in self._clients.values():
             await client.close()
@@ -115,7 +141,7 @@ class Commands:
         before = self._tasks.get(key)
         if before is not None:
             before.cancel()
-        self._outcomes[key] = _Outcome(ObservedModel(state, command.generation), math.inf)
+        self._expect(command, state, math.inf)
         task = asyncio.create_task(self._carry_out(command, work), name=f"{state} {command.model}")
         self._tasks[key] = task
         task.add_done_callback(lambda done: self._ended(key, done))
@@ -126,23 +152,37 @@ class Commands:
             self._on_end()
 
     async def _carry_out(self, command: LoadModel | UnloadModel, work: _Work) -> None:
-        key = (command.worker_id, command.model)
         try:
-            state = await work()
-            lease_s = time.monotonic() + names.WORKER_LEASE_TTL_S
-            self._outcomes[key] = _Outcome(ObservedModel(state, command.generation), lease_s)
+            self._expect(command, await work(), names.WORKER_LEASE_TTL_S)
         except Unavailable:
-            retry = ObservedModel("loading", command.generation)
-            self._outcomes[key] = _Outcome(retry, time.monotonic() + _RETRY_S)
+            self._expect(command, "loading", _RETRY_S)
         except NaruError as exc:
             if isinstance(exc, StaleCommand):
                 self._refused[command.model] = max(exc.newest_generation, self._refused.get(command.model, 0))
             if isinstance(command, LoadModel):
-                self._outcomes[key] = _Outcome(ObservedModel("failed", command.generation), math.inf)
+                self._expect(command, "failed", self._retry_failed_s)
             else:
-                later_s = time.monotonic() + _RETRY_UNLOAD_S
-                self._outcomes[key] = _Outcome(ObservedModel("draining", command.generation), later_s)
+                self._expect(command, "draining", _RETRY_UNLOAD_S)
             self._on_failure(command, exc)
+
+    def _expect(self, command: LoadModel | UnloadModel, state: str, for_s: float) -> None:
+        """What the command makes of its model is believed for so long from now."""
+        outcome = _Outcome(ObservedModel(state, command.generation), time.monotonic() + for_s)
+        self._outcomes.setdefault(command.worker_id, {})[command.model] = outcome
+
+    async def learn(self, worker: WorkerRecord) -> None:
+        """Asks a worker, once in its life, what it knows: what another control plane told it is not told again.
+
+        Raises:
+            NaruError: it does not answer; nothing was learned.
+        """
+        if self._learned.get(worker.worker_id) == worker.epoch:
+            return
+        found = await self._client(worker).known(_LEARN_TIMEOUT_S)
+        known = self._known.setdefault(worker.worker_id, {})
+        for name, generation in found.items():
+            known.setdefault(name, (worker.epoch, generation))
+        self._learned[worker.worker_id] = worker.epoch
 
     async def _load(self, command: LoadModel, worker: WorkerRecord) -> str:
         is_told = command.residency.tier is Tier.COLD
@@ -163,9 +203,27 @@ class Commands:
         address, client = self._clients.get(worker.worker_id, ("", None))
         if client is None or address != worker.address:
             if client is not None:
-                task = asyncio.create_task(client.close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                self._close(client)
             client = WorkerClient(worker.address)
             self._clients[worker.worker_id] = (worker.address, client)
         return client
+
+    def _close(self, client: WorkerClient) -> None:
+        task = asyncio.create_task(client.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _is_outlived(outcome: ObservedModel, held: ObservedModel | None) -> bool:
+    """A load failed, and the worker has brought the model up since: it tries again by itself."""
+    if outcome.state != "failed" or held is None:
+        return False
+    return held.state in _ARRIVED and held.generation >= outcome.generation
+
+
+def _is_news(outcome: ObservedModel, held: ObservedModel | None) -> bool:
+    """Whether a command's outcome says more than the lease does."""
+    if held is None or held.generation < outcome.generation:
+        return True
+    is_tried_again = outcome.state == "failed" and held.state in _ON_ITS_WAY
+    return held.generation == outcome.generation and not is_tried_again

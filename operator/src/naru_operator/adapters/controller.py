@@ -18,7 +18,8 @@ from naru_operator.adapters.route_map import Board, RouteMap
 from naru_operator.adapters.supervisor import Supervisor
 from naru_operator.adapters.worker_client import LoadReport
 from naru_operator.core.desired import DesiredPool, DesiredState
-from naru_operator.core.local_plan import Applied, LoadModel, LocalPlan, ObservedWorker, Snapshot, UnloadModel, plan
+from naru_operator.core.local_plan import LocalPlan, ObservedWorker, Snapshot, plan
+from naru_operator.core.model_plan import Applied, LoadModel, UnloadModel
 from naru_proto.errors import NaruError, Unavailable
 
 _RESYNC_S = 1.0

@@ -6,7 +6,7 @@ Called by the controller and the commands that show what is. The registry's only
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -55,6 +55,8 @@ class RouteMap:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
+        self._texts: dict[str, bytes | str] = {}
+        """Leases as they were last read."""
 
     async def ping(self) -> None:
         """Returns if Redis answers.
@@ -77,9 +79,7 @@ class RouteMap:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 stored = await self._client.hgetall(names.KEY_MODELS)
-                members = await self._client.smembers(names.KEY_WORKERS)
-                ids = sorted(_text(member) for member in members)
-                leases = await self._client.mget([names.key_worker(worker_id) for worker_id in ids]) if ids else []
+                leases = await self._leases()
         except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:
             raise _away(exc) from exc
         models = {}
@@ -87,12 +87,49 @@ class RouteMap:
             record = _read_record(ModelRecord, text)
             if record is not None:
                 models[_text(key)] = record
+        return Board(models, self._read_leases(leases, {}))
+
+    async def read_workers(self, before: Mapping[str, WorkerRecord]) -> dict[str, WorkerRecord]:
+        """All living leases; one whose text has not changed is the record of ``before``, which costs nothing.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                leases = await self._leases()
+        except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:
+            raise _away(exc) from exc
+        return self._read_leases(leases, before)
+
+    async def num_models(self) -> int:
+        """Entries of the registry, unreadable ones included.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return int(await self._client.hlen(names.KEY_MODELS))
+        except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:
+            raise _away(exc) from exc
+
+    async def _leases(self) -> dict[str, bytes | str]:
+        ids = sorted(_text(member) for member in await self._client.smembers(names.KEY_WORKERS))
+        texts = await self._client.mget([names.key_worker(worker_id) for worker_id in ids]) if ids else []
+        return {worker_id: text for worker_id, text in zip(ids, texts, strict=True) if text}
+
+    def _read_leases(
+        self, leases: Mapping[str, bytes | str], before: Mapping[str, WorkerRecord]
+    ) -> dict[str, WorkerRecord]:
         workers = {}
-        for worker_id, lease in zip(ids, leases, strict=True):
-            worker = _read_record(WorkerRecord, lease) if lease else None
+        for worker_id, text in leases.items():
+            same = before.get(worker_id) if self._texts.get(worker_id) == text else None
+            worker = same or _read_record(WorkerRecord, text)
             if worker is not None:
                 workers[worker_id] = worker
-        return Board(models, workers)
+        self._texts = dict(leases)
+        return workers
 
     async def write_models(self, put: Iterable[ModelRecord], delete: Iterable[str]) -> None:
         """Changes the registry in one transaction and tells all who listen. Nothing to change: nothing is sent.
@@ -141,6 +178,19 @@ class RouteMap:
         except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:
             raise _away(exc) from exc
         return [_event(entry_id, fields) for entry_id, fields in reversed(found)]
+
+    async def events_since(self, entry_id: str, count: int = 1000) -> list[ModelEvent]:
+        """What has happened after an event, at most ``count`` of it, oldest first. Does not wait.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                found: Any = await self._client.xrange(names.KEY_EVENTS, min=f"({entry_id}", count=count)
+        except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:
+            raise _away(exc) from exc
+        return [_event(raw_id, fields) for raw_id, fields in found]
 
     async def events_after(self, entry_id: str) -> AsyncIterator[ModelEvent]:
         """What happens after an event (empty: after now), as it happens. Never ends by itself.

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from naru_operator.core.desired import EngineLimits, Residency, Tier
-from naru_operator.core.local_plan import LoadModel, UnloadModel
+from naru_operator.core.model_plan import LoadModel, UnloadModel
 from naru_proto import names
 from naru_proto.errors import BY_CODE, InternalError, ModelNotFound, NaruError, StaleCommand, Unavailable
 from naru_proto.v1 import worker_pb2, worker_pb2_grpc
@@ -66,6 +66,7 @@ class WorkerClient:
             options=_options(command.limits),
             tier=_TIERS[command.residency.tier],
             residency=_residency(command.residency),
+            credentials=command.credentials,
         )
         try:
             async for progress in self._stub.Load(request):
@@ -102,6 +103,20 @@ class WorkerClient:
         except grpc.aio.AioRpcError as exc:
             raise _from_status(exc) from exc
         return Explanation(_state(reply.state), tuple(reply.reasons))
+
+    async def known(self, timeout_s: float) -> dict[str, int]:
+        """Models the worker was told of and has not been told to forget, with the generation; held or not.
+
+        Raises:
+            NaruError: as the worker said; `Unavailable` if it does not answer in time.
+        """
+        try:
+            reply = await self._stub.Describe(worker_pb2.DescribeRequest(known=True), timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            if exc.code() == grpc.StatusCode.UNIMPLEMENTED:
+                return {}
+            raise _from_status(exc) from exc
+        return {each.model: each.generation for each in reply.known}
 
     async def close(self) -> None:
         """Ends calls under way and closes the channel."""

@@ -79,7 +79,15 @@ def run_chat(options: ChatOptions) -> int:
     Raises:
         NaruError: nothing to talk to.
     """
-    client = ChatClient(options.url or _running_url())
+    return run_chat_with(ChatClient(options.url or _running_url()), options)
+
+
+def run_chat_with(client: ChatClient, options: ChatOptions) -> int:
+    """Talks over a connection, and closes it; see `run_chat`.
+
+    Raises:
+        NaruError: nothing to talk to.
+    """
     try:
         model = options.model or _first_model(client)
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()

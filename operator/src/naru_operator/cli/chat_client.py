@@ -27,10 +27,14 @@ class Message:
 class ChatClient:
     """Speaks to one router. Close it after use."""
 
-    def __init__(self, base_url: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self, base_url: str, transport: httpx.BaseTransport | None = None, *, http: httpx.Client | None = None
+    ) -> None:
+        """``http``: a client that reaches the router by itself, as through an API server; it is closed, too."""
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
         # Requests stay on this path: a proxy from the environment is for the outside world.
-        self._http = httpx.Client(timeout=_TIMEOUT, transport=transport, trust_env=False)
+        self._http = http or httpx.Client(timeout=_TIMEOUT, transport=transport, trust_env=False)
+        self._http.timeout = _TIMEOUT
 
     def close(self) -> None:
         """Closes the connections."""

@@ -7,21 +7,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from naru_operator.cli.checked import checked
+from naru_operator.cli.cluster.group import cluster, rollout
 from naru_proto import names
-from naru_proto.errors import InvalidRequest, NaruError
-
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
-
-_T = TypeVar("_T")
 
 
 def main() -> None:
@@ -34,20 +27,6 @@ def _version() -> str:
         return importlib.metadata.version("naru")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
-
-
-def _checked(work: Callable[[], _T]) -> _T:
-    """Runs a command's work; errors of ours become a sentence and an exit code."""
-    try:
-        return work()
-    except InvalidRequest as exc:
-        click.echo(f"error: {exc.message}", err=True)
-        sys.exit(EXIT_BAD_INPUT)
-    except NaruError as exc:
-        click.echo(f"error: {exc.message}", err=True)
-        sys.exit(EXIT_FAILED)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
 
 
 def _complete_models(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -103,7 +82,7 @@ def up(
     from naru_operator.cli.up import UpOptions, run_up
 
     options = UpOptions(paths, host, http_port, grpc_port, workers, redis_url, log_dir, verbose)
-    sys.exit(_checked(lambda: run_up(options)))
+    sys.exit(checked(lambda: run_up(options)))
 
 
 @cli.command()
@@ -117,7 +96,7 @@ def pull(uri: str, revision: str) -> None:
     """
     from naru_operator.cli.pull import run_pull
 
-    sys.exit(_checked(lambda: run_pull(uri, revision)))
+    sys.exit(checked(lambda: run_pull(uri, revision)))
 
 
 @cli.command()
@@ -127,7 +106,7 @@ def status(redis_url: str | None) -> None:
     """Show models and workers of what runs."""
     from naru_operator.cli.status import run_status
 
-    sys.exit(_checked(lambda: run_status(redis_url)))
+    sys.exit(checked(lambda: run_status(redis_url)))
 
 
 @cli.group()
@@ -146,7 +125,7 @@ def explain_model(name: str, redis_url: str | None) -> None:
     """
     from naru_operator.cli.explain import run_explain
 
-    sys.exit(_checked(lambda: run_explain(name, redis_url)))
+    sys.exit(checked(lambda: run_explain(name, redis_url)))
 
 
 @cli.command()
@@ -159,7 +138,7 @@ def events(count: int, follow: bool, redis_url: str | None) -> None:
     """Show what happened to models on workers: loads, evictions, failures, and why."""
     from naru_operator.cli.events import run_events
 
-    sys.exit(_checked(lambda: run_events(redis_url, count=count, is_following=follow)))
+    sys.exit(checked(lambda: run_events(redis_url, count=count, is_following=follow)))
 
 
 @cli.command()
@@ -181,7 +160,7 @@ def chat(
     from naru_operator.cli.chat import ChatOptions, run_chat
 
     options = ChatOptions(model, url, system, max_tokens, temperature)
-    sys.exit(_checked(lambda: run_chat(options)))
+    sys.exit(checked(lambda: run_chat(options)))
 
 
 @cli.command()
@@ -194,3 +173,7 @@ def completion(shell: str) -> None:
     from naru_operator.cli.completion import completion_script
 
     click.echo(completion_script(cli, shell))
+
+
+cli.add_command(cluster)
+cli.add_command(rollout)

@@ -8,7 +8,7 @@ from naru_operator.adapters.log_file import LogFile
 from naru_operator.adapters.supervisor import ProcessExit
 from naru_operator.cli.progress import ProgressView
 from naru_operator.core.desired import Tier
-from naru_operator.core.local_plan import KNOWN, LoadModel, UnloadModel
+from naru_operator.core.model_plan import KNOWN, LoadModel, UnloadModel
 from naru_proto.errors import NaruError, Unavailable
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from naru_proto.crd.model_residency import EngineSpec, ResourcesSpec
 from naru_proto.crd.v1alpha1 import ModelDeployment, ModelDeploymentSpec, WorkerPool
 from naru_proto.errors import InvalidRequest
 
@@ -72,6 +73,8 @@ class DesiredModel:
     """Pools whose workers may hold it, in name order; never empty."""
     limits: EngineLimits
     residency: Residency = Residency()
+    credentials: str = ""
+    """Name of the credentials of its source on the worker; empty: what the worker's environment offers."""
 
     @property
     def is_on_demand(self) -> bool:
@@ -190,19 +193,25 @@ def _model(deployment: ModelDeployment, labels: dict[str, dict[str, str]]) -> De
         aliases=(spec.alias,) if spec.alias else (),
         min_replicas=spec.replicas.min,
         pools=pools,
-        limits=EngineLimits(
-            max_model_len=spec.engine.max_model_len,
-            max_num_seqs=spec.engine.max_num_seqs,
-            max_num_batched_tokens=spec.engine.max_num_batched_tokens,
-            kv_cache_bytes=spec.resources.kv_cache.max_bytes,
-            kv_cache_min_bytes=spec.resources.kv_cache.min_bytes,
-            enable_prefix_caching=spec.engine.enable_prefix_caching,
-        ),
-        residency=_residency(spec),
+        limits=engine_limits(spec.engine, spec.resources),
+        residency=residency_of(spec),
     )
 
 
-def _residency(spec: ModelDeploymentSpec) -> Residency:
+def engine_limits(engine: EngineSpec, resources: ResourcesSpec) -> EngineLimits:
+    """What a manifest says of a model's engine, as a worker is told."""
+    return EngineLimits(
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        kv_cache_bytes=resources.kv_cache.max_bytes,
+        kv_cache_min_bytes=resources.kv_cache.min_bytes,
+        enable_prefix_caching=engine.enable_prefix_caching,
+    )
+
+
+def residency_of(spec: ModelDeploymentSpec) -> Residency:
+    """What a manifest says of a model's place in memory, as a worker is told."""
     policy = spec.residency.policy
     is_on_demand = policy == "OnDemand"
     return Residency(

@@ -10,27 +10,13 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from naru_operator.core.desired import DRAIN_TIMEOUT_S, DesiredModel, DesiredPool, DesiredState, EngineLimits, Residency
+from naru_operator.core import placement
+from naru_operator.core.desired import DRAIN_TIMEOUT_S, DesiredPool, DesiredState
+from naru_operator.core.generations import next_generations
+from naru_operator.core.model_plan import ABSENT, Applied, LoadModel, ObservedModel, UnloadModel
+from naru_operator.core.model_steps import load_steps, unload_steps
+from naru_operator.core.placement import Candidate, Demand
 from naru_proto.registry import ModelRecord
-
-Applied = tuple[DesiredModel | None, int]
-"""A model as it was last planned, and its generation; None once it is gone. Generations of a name never fall."""
-
-_ABSENT = ("cold", "draining")
-"""States in which a worker's model is gone, or as good as gone."""
-KNOWN = "known"
-"""Not held, and the worker has been told of it in this life: it was asked for on demand, or the worker evicted it. A
-request brings it up; loading it again unasked would undo the worker's own decision.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedModel:
-    """One model on one worker, as its lease says, or as a command under way will make it."""
-
-    state: str
-    """Lower-case ModelState, or KNOWN."""
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +54,6 @@ class StartWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadModel:
-    """A model to bring to a worker; what the worker holds under that name gives way."""
-
-    worker_id: str
-    model: str
-    uri: str
-    revision: str
-    generation: int
-    limits: EngineLimits
-    residency: Residency = field(default_factory=Residency)
-
-
-@dataclass(frozen=True, slots=True)
-class UnloadModel:
-    """A model to take off a worker; the worker forgets it."""
-
-    worker_id: str
-    model: str
-    generation: int
-    drain_timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class LocalPlan:
     """Steps in the order to take them, field by field; `reasons` has one line for each."""
 
@@ -113,15 +76,15 @@ class LocalPlan:
 def plan(snapshot: Snapshot, *, now_s: int) -> LocalPlan:
     """The steps from observed to desired; ``now_s`` (Unix seconds) dates new records."""
     reasons: list[str] = []
-    applied = _generations(snapshot)
+    applied = next_generations(snapshot.desired.models, snapshot.records, snapshot.applied, snapshot.refused)
     puts = _records_to_put(snapshot, applied, now_s, reasons)
     deletes = tuple(sorted(snapshot.records.keys() - {model.name for model in snapshot.desired.models}))
     reasons += [f"forget model {name!r}: no manifest names it" for name in deletes]
     starts, stops = _processes(snapshot, reasons)
-    placement = place(snapshot)
-    takers = [w for w in snapshot.workers if w.is_registered and w.worker_id not in stops]
-    unloads = _unloads(takers, applied, placement, reasons)
-    loads = _loads(takers, applied, placement, reasons)
+    placed = place(snapshot)
+    takers = {w.worker_id: w.models for w in snapshot.workers if w.is_registered and w.worker_id not in stops}
+    unloads = unload_steps(takers, applied, placed, lambda _: DRAIN_TIMEOUT_S, reasons)
+    loads = load_steps(takers, applied, placed, reasons)
     return LocalPlan(puts, deletes, starts, unloads, loads, stops, applied, tuple(reasons))
 
 
@@ -131,47 +94,21 @@ def place(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
     A model on demand is known to every worker of its pools: being known takes no memory, and the router may then bring
     it up anywhere. The others stay where they are, then go to the workers with the fewest of them; ties go by name.
     """
-    members = {pool.name: pool.worker_ids() for pool in snapshot.desired.pools}
     holding = {
-        worker.worker_id: {name for name, held in worker.models.items() if held.state not in _ABSENT}
+        worker.worker_id: dict.fromkeys((name for name, held in worker.models.items() if held.state not in ABSENT), ())
         for worker in snapshot.workers
     }
-    models = snapshot.desired.models
-    known = {m.name: sorted(w for pool in m.pools for w in members[pool]) for m in models if m.is_on_demand}
-    eligible = {m.name: sorted(w for pool in m.pools for w in members[pool]) for m in models if not m.is_on_demand}
-    num_copies = {m.name: max(1, m.min_replicas) for m in models}
-    # All that stay first: a new model must not move one that is placed.
-    placement = {
-        name: [w for w in workers if name in holding.get(w, ())][: num_copies[name]]
-        for name, workers in eligible.items()
-    }
-    num_placed = {worker_id: 0 for ids in members.values() for worker_id in ids}
-    for worker_id in (w for chosen in placement.values() for w in chosen):
-        num_placed[worker_id] += 1
-    for name, chosen in placement.items():
-        others = sorted((num_placed[w], w) for w in eligible[name] if w not in chosen)
-        for _, worker_id in others[: num_copies[name] - len(chosen)]:
-            chosen.append(worker_id)
-            num_placed[worker_id] += 1
-    return {name: tuple(sorted(chosen)) for name, chosen in (placement | known).items()}
-
-
-def _generations(snapshot: Snapshot) -> dict[str, Applied]:
-    """Each model's generation: one more than ever before under that name whenever anything of it changed."""
-    result: dict[str, Applied] = {}
-    for model in snapshot.desired.models:
-        last, planned = snapshot.applied.get(model.name, (None, 0))
-        record = snapshot.records.get(model.name)
-        seen = max(planned, record.generation if record else 0)
-        refused = snapshot.refused.get(model.name, 0)
-        # What stands behind a refusing worker's generation is unknown: ours must be newer.
-        is_same = last == model and refused <= planned
-        result[model.name] = (model, seen if is_same else max(seen, refused) + 1)
-    for name, (last, planned) in snapshot.applied.items():
-        if name not in result:
-            generation = planned if last is None else planned + 1
-            result[name] = (None, max(generation, snapshot.refused.get(name, 0)))
-    return result
+    return placement.place(
+        (
+            Demand(model.name, model.pools, None if model.is_on_demand else max(1, model.min_replicas))
+            for model in snapshot.desired.models
+        ),
+        (
+            Candidate(worker_id, pool.name, holding.get(worker_id, {}))
+            for pool in snapshot.desired.pools
+            for worker_id in pool.worker_ids()
+        ),
+    )
 
 
 def _records_to_put(
@@ -223,55 +160,3 @@ def _differs(started: DesiredPool, wanted: DesiredPool) -> bool:
     """Whether a process started for the one cannot serve as the other."""
     kept = dataclasses.replace(started, num_workers=wanted.num_workers, drain_timeout_s=wanted.drain_timeout_s)
     return kept != wanted
-
-
-def _unloads(
-    workers: list[ObservedWorker],
-    applied: Mapping[str, Applied],
-    placement: Mapping[str, tuple[str, ...]],
-    reasons: list[str],
-) -> tuple[UnloadModel, ...]:
-    unloads = []
-    for worker in workers:
-        for name, held in sorted(worker.models.items()):
-            if worker.worker_id in placement.get(name, ()) or held.state in _ABSENT:
-                continue
-            planned = applied.get(name, (None, 0))[1]
-            why = "it belongs on other workers" if name in placement else "no manifest names it"
-            unloads.append(UnloadModel(worker.worker_id, name, max(planned, held.generation), DRAIN_TIMEOUT_S))
-            reasons.append(f"unload {name!r} from {worker.worker_id!r}: {why}")
-    return tuple(unloads)
-
-
-def _loads(
-    workers: list[ObservedWorker],
-    applied: Mapping[str, Applied],
-    placement: Mapping[str, tuple[str, ...]],
-    reasons: list[str],
-) -> tuple[LoadModel, ...]:
-    loads: list[LoadModel] = []
-    for worker in workers:
-        for name, (model, generation) in sorted(applied.items()):
-            if model is None or worker.worker_id not in placement[name]:
-                continue
-            held = worker.models.get(name)
-            if held is not None and held.state == "draining":
-                continue  # its lease says when it is gone; then it is planned again
-            if held is not None and held.state != "cold" and held.generation >= generation:
-                # Known, loaded, on its way, or failed: that waits for a request, another manifest or a new process.
-                continue
-            loads.append(_load(worker.worker_id, model, generation))
-            step = "make known" if model.is_on_demand else "load"
-            why = _why_load(model, held)
-            reasons.append(f"{step} {name!r} in generation {generation} on {worker.worker_id!r}: {why}")
-    return tuple(loads)
-
-
-def _load(worker_id: str, model: DesiredModel, generation: int) -> LoadModel:
-    return LoadModel(worker_id, model.name, model.uri, model.revision, generation, model.limits, model.residency)
-
-
-def _why_load(model: DesiredModel, held: ObservedModel | None) -> str:
-    if held is None:
-        return "it does not know it" if model.is_on_demand else "it does not hold it"
-    return f"it {'knows' if held.state == KNOWN else 'holds'} generation {held.generation}"

@@ -1,0 +1,1 @@
+"""Decisions about ModelDeployments: registry, placement, revisions, status."""

@@ -1,0 +1,129 @@
+"""Where the copies of all wanted revisions belong, which are brought up ahead, and which stay for now. Pure.
+
+A copy that serves goes only when others serve in its place: that holds for workers that leave, for pools that no longer
+fit, and for revisions that routers may not have heard the end of. Called by the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from naru_operator.core.model_plan import KNOWN
+from naru_operator.core.models.fleet import Copy, Fleet
+from naru_operator.core.models.intent import Intent, Wanted, World
+from naru_operator.core.placement import Candidate, Demand, place
+from naru_proto import names
+
+RETIRE_S = 5
+"""After requests have been sent to another revision, the old one stays loaded for so long: routers hear of it late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Of all wanted revisions, and of those that still stand."""
+
+    placement: Mapping[str, tuple[str, ...]]
+    """Registry name to its workers; frozen revisions are not in it."""
+    raised: frozenset[tuple[str, str]]
+    """(worker, name) to bring up now, though requests alone would not."""
+    kept: frozenset[tuple[str, str]]
+    """(worker, name) that are not placed and stay for now."""
+    retired_s: dict[str, int]
+    """Registry name of a revision that nobody wants and workers still hold: since when, Unix seconds."""
+
+
+def settle_copies(intents: list[Intent], world: World) -> Copies:
+    """Decides for all at once: revisions compete for the same workers."""
+    demands, sizes = _demands(intents, world.fleet)
+    candidates = world.fleet.candidates(sizes)
+    placement = place(demands, candidates)
+    by_worker = {each.worker_id: each for each in candidates}
+    raised: set[tuple[str, str]] = set()
+    kept: set[tuple[str, str]] = set()
+    for intent in intents:
+        for wanted in intent.wanted:
+            copies = world.fleet.copies(wanted.name)
+            if wanted.is_frozen:
+                kept |= {(copy.worker_id, wanted.name) for copy in copies}
+                continue
+            placed = placement[wanted.name]
+            raised |= {(worker_id, wanted.name) for worker_id in _to_raise(wanted, copies, placed, by_worker)}
+            kept |= {(worker_id, wanted.name) for worker_id in _to_keep(wanted, copies, placed, by_worker)}
+    retired_s = _retired(intents, world)
+    for name, since_s in retired_s.items():
+        if world.now_s - since_s < RETIRE_S:
+            kept |= {(copy.worker_id, name) for copy in world.fleet.copies(name)}
+    return Copies(placement, frozenset(raised), frozenset(kept), retired_s)
+
+
+def _demands(intents: Iterable[Intent], fleet: Fleet) -> tuple[list[Demand], dict[str, int]]:
+    demands: list[Demand] = []
+    sizes: dict[str, int] = {}
+    for intent in intents:
+        known = {wanted.name: fleet.num_bytes(wanted.name) for wanted in intent.wanted}
+        for wanted in intent.wanted:
+            # A revision that nobody has loaded yet is most likely as large as the one it follows.
+            sizes[wanted.name] = known[wanted.name] or max(known.values())
+            if not wanted.is_frozen:
+                num_copies = wanted.num_copies
+                if num_copies is not None and wanted.is_stopped:
+                    num_staying = sum(copy.is_staying for copy in fleet.copies(wanted.name))
+                    num_copies = min(num_copies, max(1, num_staying))
+                demands.append(Demand(wanted.name, wanted.pools, num_copies, sizes[wanted.name]))
+    return demands, sizes
+
+
+def _to_raise(
+    wanted: Wanted, copies: list[Copy], placed: tuple[str, ...], by_worker: Mapping[str, Candidate]
+) -> list[str]:
+    """Workers that bring a copy up in place of one that is to go, or for a rollout to go on."""
+    states = {copy.worker_id: copy.state for copy in copies}
+    num_needed = wanted.num_ahead
+    if any(copy.is_ready and copy.worker_id not in placed for copy in copies):
+        num_needed = max(num_needed, min(wanted.num_copies or 1, sum(copy.is_ready for copy in copies)))
+    ups = {copy.worker_id for copy in copies if copy.is_up}
+    num_coming = sum(
+        worker_id in ups or (wanted.num_copies is not None and worker_id not in states) for worker_id in placed
+    )
+    if num_needed <= num_coming or wanted.is_stopped:
+        return []
+    at_rest = [worker_id for worker_id in placed if states.get(worker_id, KNOWN) in (KNOWN, "host")]
+    at_rest.sort(
+        key=lambda worker_id: (
+            states.get(worker_id) != "host",
+            -(by_worker[worker_id].free_bytes or 0),
+            worker_id,
+        )
+    )
+    return at_rest[: num_needed - num_coming]
+
+
+def _to_keep(
+    wanted: Wanted, copies: list[Copy], placed: tuple[str, ...], by_worker: Mapping[str, Candidate]
+) -> list[str]:
+    """Workers whose copy serves until enough copies serve where they belong; busy ones first."""
+    num_wanted = wanted.num_copies or 1
+    num_needed = min(num_wanted, len(placed)) if placed else num_wanted
+    num_missing = num_needed - sum(copy.is_ready and copy.worker_id in placed for copy in copies)
+    serving = [copy for copy in copies if copy.is_ready and copy.is_staying and copy.worker_id not in placed]
+    serving.sort(key=lambda copy: (by_worker[copy.worker_id].holding[wanted.name], copy.worker_id))
+    return [copy.worker_id for copy in serving[: max(0, num_missing)]]
+
+
+def _retired(intents: Iterable[Intent], world: World) -> dict[str, int]:
+    """Revisions of living objects that nobody wants and workers still hold."""
+    records, started_s, now_s = world.snapshot.records, world.snapshot.started_s, world.now_s
+    retired: dict[str, int] = {}
+    for intent in intents:
+        model = intent.claim.key.name
+        wanted = {each.name for each in intent.wanted}
+        target = names.revision_name(model, intent.target)
+        for name in world.revisions.get(model, ()):
+            is_held = any(copy.is_staying for copy in world.fleet.copies(name))
+            if name in wanted or name == target or not is_held:
+                continue
+            entry = records.get(model)
+            is_leaving_now = entry is not None and entry.target == name
+            retired[name] = now_s if is_leaving_now else min(now_s, started_s.get(name, now_s))
+    return retired

@@ -1,0 +1,1 @@
+"""Decisions about WorkerPools: which pods there should be."""
