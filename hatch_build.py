@@ -23,7 +23,8 @@ class NativeKernels(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compiles the variants and marks the wheel as made for this platform."""
-        if self.target_name != "wheel":
+        # A router's or operator's image is built without the worker's sources.
+        if self.target_name != "wheel" or not NATIVE.is_dir():
             return
         sys.path.insert(0, str(NATIVE))
         try:
