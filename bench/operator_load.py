@@ -90,17 +90,22 @@ class Server:
             raise RuntimeError(f"the API server answered {reply.status_code}: {reply.text[:300]}")
 
     def watch_models(self, told: set[str]) -> None:
-        """Fills a set with the names of models whose status says that they serve, until the connection ends.
+        """Fills a set with the names of models whose status says that they serve, until the process ends.
 
-        A watch, as a list of thousands of objects each second would be most of the API server's work.
+        A watch, as a list of thousands of objects each second would be most of the API server's work. It is begun anew
+        whenever the API server ends it, as it does with one that reads too slowly; each begins with all objects.
         """
         path = f"/apis/{names.API_GROUP}/{names.API_VERSION}/namespaces/{NAMESPACE}/modeldeployments"
         query = {"watch": "true", "resourceVersion": "0"}
-        with self.http.stream("GET", path, params=query, timeout=None) as stream:
-            for line in stream.iter_lines():
-                item = json.loads(line)["object"]
-                if is_told(item):
-                    told.add(item["metadata"]["name"])
+        while True:
+            try:
+                with self.http.stream("GET", path, params=query, timeout=None) as stream:
+                    for line in stream.iter_lines():
+                        item = json.loads(line)["object"]
+                        if is_told(item):
+                            told.add(item["metadata"]["name"])
+            except httpx.HTTPError:
+                time.sleep(POLL_S)
 
     def versions(self) -> dict[str, str]:
         """The resourceVersion of every object that counts: one that was written has another one."""

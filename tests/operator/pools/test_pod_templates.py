@@ -100,7 +100,8 @@ def test_probes_and_affinity_of_the_installation_are_merged_with_ours() -> None:
     before = json.dumps(TEMPLATE_MARKERS)
     item = pod(dataclasses.replace(SETTINGS, template=TEMPLATE_MARKERS))
     worker = container(item)
-    assert worker["readinessProbe"] | {"periodSeconds": 992, "grpc": {"port": 9090}} == worker["readinessProbe"]
+    asked = {"periodSeconds": 992, "grpc": {"port": 9090, "service": "ready"}}
+    assert worker["readinessProbe"] | asked == worker["readinessProbe"]
     assert worker["livenessProbe"]["exec"] == {"command": ["marker"]}
     assert "grpc" not in worker["livenessProbe"], "a probe has one handler"
     preferred = item["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]

@@ -17,7 +17,7 @@ from naru_proto.errors import NaruError, Unavailable
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
+_LOOK_S = 2.0
 """Between two looks at the leases: one that expires announces nothing."""
 _LEAST_S = 0.1
 """Between two turns: changes that come together are carried out together."""
