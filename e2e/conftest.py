@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
+
+# As in tests/conftest.py, which these tests may run without: pytest-asyncio would find a loop that nobody closes.
+asyncio.set_event_loop(None)
 
 # Reusable test code is plain modules, so the folder goes onto the path.
 sys.path.insert(0, str(Path(__file__).parent / "cluster" / "support"))
 
-from naru_cluster.fixtures import (  # noqa: F401 - after the path; pytest finds them by name
+from naru_cluster.fixtures import (  # noqa: E402, F401 - after the path; pytest finds them by name
     cluster,
     cluster_namespace,
     control_plane,

@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
+
+# Nothing is timed in tests: a busy machine is slow, and that is no fault.
+settings.register_profile("naru", deadline=None)
+settings.load_profile("naru")
 
 # Reusable test code is plain modules; tests are no package (see the layout rules), so the folder goes onto the path.
 sys.path.insert(0, str(Path(__file__).parent / "worker" / "support"))

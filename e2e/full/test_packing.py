@@ -11,13 +11,13 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_gpu_workers_pack_and_a_shortage_is_named(naru: Installation) -> None:
-    naru.cluster.add_fake_nodes(2, gpus=8, prefix="gpu")
+    naru.cluster.add_fake_nodes(2, gpus=8, prefix="gpu", labels={"kind": "fake"})
     tolerations = [{"key": "naru-cluster/fake", "operator": "Exists"}]
     gpus = pool(
         "gpus",
         accelerator={"kind": "cuda", "count": 4},
         workers={"min": 2},
-        template={"tolerations": tolerations},
+        template={"tolerations": tolerations, "nodeSelector": {"kind": "fake"}},
     )
     naru.apply(gpus)
     naru.cluster.wait_for(lambda: len(nodes(naru, "gpus")) == 2, 60, "two workers have a node")

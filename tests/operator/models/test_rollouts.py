@@ -147,6 +147,28 @@ def test_a_failed_revision_that_its_worker_brings_up_after_all_goes_on() -> None
     assert (world.target("m"), verdict(world).has_rollout_failed) == (new, False)
 
 
+def test_a_failure_is_not_taken_back_while_its_worker_tries_again() -> None:
+    world = world_of()
+    world.edit("m", model={"uri": "pypi://bad"})
+    new = revision_of(world, "m")
+    world.turn()
+    world.advance()
+    world.turn()
+    failed = verdict(world)
+    assert failed.has_rollout_failed
+    copies = [worker.models[new] for worker in world.workers.values() if new in worker.models]
+    for state in ("fetching", "failed", "loading"):
+        for copy in copies:
+            copy.state = state
+        world.turn()
+        assert (verdict(world).rollout_reason, verdict(world).rollout_message) == (
+            failed.rollout_reason,
+            failed.rollout_message,
+        )
+    world.edit("m", model={"uri": "pypi://other"})
+    assert not verdict(world).has_rollout_failed
+
+
 def test_a_failed_copy_is_not_asked_for_again() -> None:
     world = world_of()
     world.edit("m", model={"uri": "pypi://bad"})

@@ -18,7 +18,7 @@ from naru_operator.adapters.route_map import Board, RouteMap
 from naru_proto import names
 from naru_proto.registry import ModelRecord, ResidentRecord, WorkerRecord
 
-_REREAD_S = 30.0
+_REREAD_S = 300.0
 """Between two readings of the whole registry: a record may have been changed by another hand."""
 DOUBT_S = 10.0
 """After a fault of Redis, absent leases are not believed to be gone for so long: longer than workers, which pause for

@@ -14,7 +14,7 @@ from naru_operator.core.models.claims import Claim
 from naru_operator.core.models.fleet import Fleet
 from naru_operator.core.models.model import ModelsSnapshot
 from naru_operator.core.models.revision import Revision, RevisionSpec, revision_spec
-from naru_operator.core.models.rollout import COMPLETE, Case, Rollout, decide
+from naru_operator.core.models.rollout import COMPLETE, REVISION_FAILED, Case, Rollout, decide
 from naru_operator.core.models.sources import eligible_pools
 from naru_proto import names
 from naru_proto.crd.v1alpha1 import ModelDeployment, ModelDeploymentSpec, WorkerPool
@@ -118,6 +118,7 @@ def _rolled(
             sum(world.num_staying.get(pool, 0) for pool in claim.pools),
             spec.rollout.progress_deadline_s,
             _started_s(deployment, update, world),
+            _failed_message(deployment, update),
         ),
         world.fleet,
         now_s=world.now_s,
@@ -207,6 +208,15 @@ def _served(name: str, update: str, told: str | None, history: Mapping[str, Revi
 
 def _is_known(digest: str, update: str, history: Mapping[str, Revision]) -> bool:
     return digest == update or (digest in history and history[digest].spec() is not None)
+
+
+def _failed_message(deployment: ModelDeployment, update: str) -> str:
+    """What the status tells of a failure of that very revision."""
+    status = deployment.status
+    if status.update_revision != update:
+        return ""
+    progressing = next((each for each in status.conditions if each.type == "Progressing"), None)
+    return progressing.message if progressing is not None and progressing.reason == REVISION_FAILED else ""
 
 
 def _started_s(deployment: ModelDeployment, update: str, world: World) -> int | None:

@@ -11,7 +11,8 @@ from naru_operator.core.models.fleet import Fleet
 from naru_proto import names
 
 COMPLETE = "RolloutComplete"
-FAILED = ("RevisionFailed", "DeadlineExceeded")
+REVISION_FAILED = "RevisionFailed"
+FAILED = (REVISION_FAILED, "DeadlineExceeded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Case:
     deadline_s: float
     started_s: int | None
     """When the rollout to `update` began; None: it is done, or has not begun."""
+    failed_message: str = ""
+    """What the rollout to `update` failed with, as it was last told; empty: it had not failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,8 @@ def decide(case: Case, fleet: Fleet, *, now_s: int) -> Rollout:
         wanted = (case.served, case.update)
     needed = max(1, num_current)
     reason, message, has_failed = _progress(case, fleet, started_s, now_s, num_update, needed)
-    message = f"{message}; revision {case.served} goes on serving" if has_failed else message
+    if has_failed and message != case.failed_message:
+        message = f"{message}; revision {case.served} goes on serving"
     return Rollout(case.served, wanted, reason, message, has_failed, started_s, 0 if has_failed else needed)
 
 
@@ -95,8 +99,11 @@ def _progress(
     """(reason, message, whether it has failed) of copies that are still missing."""
     failure = fleet.failure(_name(case, case.update))
     if failure:
-        return "RevisionFailed", f"revision {case.update} cannot be loaded: {failure}", True
+        return REVISION_FAILED, f"revision {case.update} cannot be loaded: {failure}", True
     copies = f"{num_ready} of {needed} copies of revision {case.update} are ready"
+    if case.failed_message and num_ready == 0:
+        # Its worker tries again by itself: no news until a copy is ready, or the spec asks for something else.
+        return REVISION_FAILED, case.failed_message, True
     if now_s - started_s >= case.deadline_s:
         return "DeadlineExceeded", f"{copies} after {case.deadline_s:g} s, the rollout's progressDeadline", True
     if case.num_eligible == 0:
@@ -115,6 +122,7 @@ def _moved(case: Case, started_s: int) -> Case:
         case.num_eligible,
         case.deadline_s,
         started_s,
+        case.failed_message,
     )
 
 
