@@ -132,4 +132,4 @@ def test_an_answer_waits_for_a_worker_to_come_back_when_all_are_killed(naru: Run
     late = naru.http.post("/v1/chat/completions", json=chat_body("Name the capital of France.", max_tokens=24))
     assert "Paris" in late.json()["choices"][0]["message"]["content"]
     check_whole(naru, bodies, outcomes, threads)
-    assert num_continued(naru) == before + 1
+    assert num_continued(naru) > before

@@ -140,14 +140,19 @@ def read_pid(path: Path) -> int | None:
     try:
         pid, created = path.read_text().split()
         process = psutil.Process(int(pid))
-        alive = process.create_time() == float(created) and process.status() != psutil.STATUS_ZOMBIE
+        alive = process.create_time() == float(created) and not _has_ended(process)
     except (OSError, ValueError, psutil.NoSuchProcess):
         return None
     return process.pid if alive else None
 
 
+def _has_ended(process: psutil.Process) -> bool:
+    """Whether nothing of it is left: while other threads of a zombie still end, its sockets are open."""
+    return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+
+
 def _lives(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return not _has_ended(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return False
