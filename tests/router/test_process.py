@@ -17,8 +17,9 @@ import pytest
 from router_rig import CHAT, COMPLETION, Rig, body, events, poll
 from stub_worker import STOP, hang, usage
 
+from naru_proto.settings import SettingsError
 from naru_proto.v1 import worker_pb2 as wire
-from naru_router.settings import Settings, SettingsError, field_docs, load_settings
+from naru_router.settings import Settings, field_docs, load_settings
 
 
 @dataclass

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from naru_operator.app import build
-from naru_operator.settings import Settings, SettingsError, load_settings
+from naru_operator.settings import Settings, load_settings
 from naru_proto.errors import NaruError
+from naru_proto.settings import SettingsError
 
 EXIT_BAD_SETTINGS = 2
 

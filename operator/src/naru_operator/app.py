@@ -30,8 +30,9 @@ from naru_operator.adapters.kube.store import ObjectStore
 from naru_operator.adapters.route_map import RouteMap, open_route_map
 from naru_operator.core.leadership import Timing
 from naru_operator.core.pools.model import PodSettings
-from naru_operator.settings import Settings, SettingsError
+from naru_operator.settings import Settings
 from naru_proto.errors import Unavailable
+from naru_proto.settings import SettingsError
 
 _log = logging.getLogger(__name__)
 

@@ -6,16 +6,13 @@ A flag is the field's name with dashes, a variable is NARU_OPERATOR_ and the nam
 from __future__ import annotations
 
 import argparse
-import ast
-import dataclasses
-import inspect
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from naru_proto import settings
 from naru_proto.names import PORT_OPERATOR_HEALTH
+from naru_proto.settings import read_values, require
 
 ENV_PREFIX = "NARU_OPERATOR_"
 
@@ -23,10 +20,6 @@ ALL_NAMESPACES = "*"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LISTEN = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s]+):(\d{1,5})")
-
-
-class SettingsError(Exception):
-    """A setting cannot be used; the message names it and its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +67,23 @@ class Settings:
         """
         schemes = ("redis://", "rediss://", "unix://")
         shown = self.redis_url.partition("://")[0] + "://…"  # the rest may hold a password
-        _require("redis_url", shown, self.redis_url.startswith(schemes), f"a URL of {', '.join(schemes)}")
-        _require("namespace", self.namespace, _is_name(self.namespace, or_empty=True), "a namespace's name")
+        require("redis_url", shown, self.redis_url.startswith(schemes), f"a URL of {', '.join(schemes)}")
+        require("namespace", self.namespace, _is_name(self.namespace, or_empty=True), "a namespace's name")
         watched = self.watch_namespaces
         are_names = watched.strip() == ALL_NAMESPACES or all(_is_name(name) for name in _split(watched))
-        _require("watch_namespaces", watched, are_names, "namespaces with commas between, or *")
-        _require("identity", self.identity, len(self.identity) <= 253, "at most 253 characters")
+        require("watch_namespaces", watched, are_names, "namespaces with commas between, or *")
+        require("identity", self.identity, len(self.identity) <= 253, "at most 253 characters")
         for name in ("worker_redis_secret", "worker_service_account"):
             value = getattr(self, name)
             is_good = len(value) <= 253 and _SUBDOMAIN.fullmatch(value) is not None
-            _require(name, value, is_good, "the name of a Kubernetes object")
-        _require("worker_image", self.worker_image, not re.search(r"\s", self.worker_image), "without blanks")
+            require(name, value, is_good, "the name of a Kubernetes object")
+        require("worker_image", self.worker_image, not re.search(r"\s", self.worker_image), "without blanks")
         for name, allowed in _CHOICES.items():
-            _require(name, getattr(self, name), getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
-        _require("status_interval_s", self.status_interval_s, 0 <= self.status_interval_s <= 3600, "in [0, 3600]")
-        _require("resync_s", self.resync_s, 1 <= self.resync_s <= 86400, "in [1, 86400]")
+            require(name, getattr(self, name), getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
+        require("status_interval_s", self.status_interval_s, 0 <= self.status_interval_s <= 3600, "in [0, 3600]")
+        require("resync_s", self.resync_s, 1 <= self.resync_s <= 86400, "in [1, 86400]")
         listen = _LISTEN.fullmatch(self.health_listen)
-        _require("health_listen", self.health_listen, listen is not None and int(listen[2]) <= 65535, "host:port")
+        require("health_listen", self.health_listen, listen is not None and int(listen[2]) <= 65535, "host:port")
 
     @property
     def health_address(self) -> tuple[str, int]:
@@ -121,49 +114,13 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     parser = argparse.ArgumentParser(
         "naru-operator", description="Naru's operator: ModelDeployments and WorkerPools to worker pods and routes."
     )
-    docs = field_docs()
-    for field in dataclasses.fields(Settings):
-        flag = "--" + field.name.replace("_", "-")
-        text = f"{docs[field.name]} [{ENV_PREFIX}{field.name.upper()}; default {field.default}]".replace("%", "%%")
-        if field.type == "bool":
-            parser.add_argument(flag, help=text, default=None, action=argparse.BooleanOptionalAction)
-        else:
-            parser.add_argument(flag, help=text, default=None, metavar=str(field.type).upper())
-    flags = vars(parser.parse_args(arguments))
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(Settings):
-        variable = ENV_PREFIX + field.name.upper()
-        if flags[field.name] is not None:
-            values[field.name] = _convert(field, flags[field.name], "--" + field.name.replace("_", "-"))
-        elif variable in environment:
-            values[field.name] = _convert(field, environment[variable], variable)
+    values = read_values(Settings, parser, ENV_PREFIX, arguments, environment, is_empty_false=False)
     return Settings(**values)
 
 
 def field_docs() -> dict[str, str]:
     """The docstring under each field, on one line."""
-    tree = ast.parse(inspect.getsource(Settings))
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    docs = {}
-    for statement, following in itertools.pairwise(body):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            assert isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-            docs[statement.target.id] = " ".join(str(following.value.value).split())
-    return docs
-
-
-def _convert(field: dataclasses.Field[Any], text: str | bool, source: str) -> object:
-    if isinstance(text, bool) or field.type == "str":
-        return text
-    if field.type == "bool":
-        known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-        if text.lower() not in known:
-            raise SettingsError(f"{source} is {text!r}; it must be true or false")
-        return known[text.lower()]
-    try:
-        return int(text) if field.type == "int" else float(text)
-    except ValueError:
-        raise SettingsError(f"{source} is {text!r}; it must be a number ({field.type})") from None
+    return settings.field_docs(Settings)
 
 
 def _split(text: str) -> list[str]:
@@ -172,8 +129,3 @@ def _split(text: str) -> list[str]:
 
 def _is_name(text: str, *, or_empty: bool = False) -> bool:
     return (or_empty and not text) or _NAME.fullmatch(text) is not None
-
-
-def _require(name: str, value: object, is_good: bool, wanted: str) -> None:
-    if not is_good:
-        raise SettingsError(f"{name} is {value!r}; it must be {wanted}")

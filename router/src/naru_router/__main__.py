@@ -11,8 +11,9 @@ import sys
 
 import uvloop
 
+from naru_proto.settings import SettingsError
 from naru_router.app import App, build
-from naru_router.settings import Settings, SettingsError, load_settings
+from naru_router.settings import Settings, load_settings
 
 PR_SET_PDEATHSIG = 1
 EXIT_BAD_SETTINGS = 2

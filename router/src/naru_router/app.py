@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from naru_proto.settings import SettingsError
 from naru_router.adapters.dispatcher import Dispatcher, DispatchSettings
 from naru_router.adapters.facts import ModelFacts
 from naru_router.adapters.fleet import Fleet
@@ -25,7 +26,7 @@ from naru_router.adapters.registry import RegistryReader
 from naru_router.adapters.templates import TemplateLimits, TemplateRenderer
 from naru_router.core.holding import RingSettings
 from naru_router.core.waiting import WaitLimits
-from naru_router.settings import Settings, SettingsError
+from naru_router.settings import Settings
 
 logger = logging.getLogger(__name__)
 

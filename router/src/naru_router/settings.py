@@ -6,21 +6,14 @@ A flag is the field's name with dashes, a variable is NARU_ROUTER_ and the name 
 from __future__ import annotations
 
 import argparse
-import ast
-import dataclasses
-import inspect
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from naru_proto import settings
 from naru_proto.names import PORT_ROUTER_GRPC, PORT_ROUTER_HTTP
+from naru_proto.settings import read_values, require
 
 ENV_PREFIX = "NARU_ROUTER_"
-
-
-class SettingsError(Exception):
-    """A setting cannot be used; the message names it and its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +63,20 @@ class Settings:
             SettingsError: naming the setting, its value and what it must be.
         """
         for name in ("http_port", "grpc_port"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) <= 65535, "in [0, 65535]")
+            require(name, getattr(self, name), 0 <= getattr(self, name) <= 65535, "in [0, 65535]")
         for name in ("registry_poll_s", "template_timeout_s"):
-            _require(name, getattr(self, name), 0.01 <= getattr(self, name) <= 3600, "in [0.01, 3600]")
+            require(name, getattr(self, name), 0.01 <= getattr(self, name) <= 3600, "in [0.01, 3600]")
         for name in ("model_wait_s", "leave_delay_s", "drain_timeout_s"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) <= 86400, "in [0, 86400]")
+            require(name, getattr(self, name), 0 <= getattr(self, name) <= 86400, "in [0, 86400]")
         for name in ("max_waiting_per_model", "max_body_bytes", "template_max_steps", "template_max_chars"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        _require("load_factor", self.load_factor, 1.0 <= self.load_factor <= 1000.0, "in [1, 1000]")
-        _require("num_virtual_nodes", self.num_virtual_nodes, 1 <= self.num_virtual_nodes <= 4096, "in [1, 4096]")
+            require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        require("load_factor", self.load_factor, 1.0 <= self.load_factor <= 1000.0, "in [1, 1000]")
+        require("num_virtual_nodes", self.num_virtual_nodes, 1 <= self.num_virtual_nodes <= 4096, "in [1, 4096]")
         levels = ("debug", "info", "warning", "error")
-        _require("log_level", self.log_level, self.log_level in levels, f"one of {', '.join(levels)}")
+        require("log_level", self.log_level, self.log_level in levels, f"one of {', '.join(levels)}")
         schemes = ("redis://", "rediss://", "unix://")
         shown = self.redis_url.partition("://")[0] + "://…"  # the rest may hold a password
-        _require("redis_url", shown, self.redis_url.startswith(schemes), f"a URL of {', '.join(schemes)}")
+        require("redis_url", shown, self.redis_url.startswith(schemes), f"a URL of {', '.join(schemes)}")
 
 
 def load_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
@@ -95,51 +88,10 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     parser = argparse.ArgumentParser(
         "naru-router", description="Naru's router: OpenAI HTTP and gRPC in front of workers."
     )
-    docs = field_docs()
-    for field in dataclasses.fields(Settings):
-        flag = "--" + field.name.replace("_", "-")
-        text = f"{docs[field.name]} [{ENV_PREFIX}{field.name.upper()}; default {field.default}]".replace("%", "%%")
-        if field.type == "bool":
-            parser.add_argument(flag, help=text, default=None, action=argparse.BooleanOptionalAction)
-        else:
-            parser.add_argument(flag, help=text, default=None, metavar=str(field.type).upper())
-    flags = vars(parser.parse_args(arguments))
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(Settings):
-        variable = ENV_PREFIX + field.name.upper()
-        if flags[field.name] is not None:
-            values[field.name] = _convert(field, flags[field.name], "--" + field.name.replace("_", "-"))
-        elif variable in environment:
-            values[field.name] = _convert(field, environment[variable], variable)
+    values = read_values(Settings, parser, ENV_PREFIX, arguments, environment, is_empty_false=True)
     return Settings(**values)
 
 
 def field_docs() -> dict[str, str]:
     """The docstring under each field, on one line."""
-    tree = ast.parse(inspect.getsource(Settings))
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    docs = {}
-    for statement, following in itertools.pairwise(body):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            assert isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-            docs[statement.target.id] = " ".join(str(following.value.value).split())
-    return docs
-
-
-def _convert(field: dataclasses.Field[Any], text: str | bool, source: str) -> object:
-    if isinstance(text, bool) or field.type == "str":
-        return text
-    if field.type == "bool":
-        known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
-        if text.lower() not in known:
-            raise SettingsError(f"{source} is {text!r}; it must be true or false")
-        return known[text.lower()]
-    try:
-        return int(text) if field.type == "int" else float(text)
-    except ValueError:
-        raise SettingsError(f"{source} is {text!r}; it must be a number ({field.type})") from None
-
-
-def _require(name: str, value: object, is_good: bool, wanted: str) -> None:
-    if not is_good:
-        raise SettingsError(f"{name} is {value!r}; it must be {wanted}")
+    return settings.field_docs(Settings)

@@ -9,7 +9,8 @@ import pytest
 from naru_operator.adapters.kube import own_pod
 from naru_operator.adapters.kube.own_pod import own_identity, own_namespace
 from naru_operator.adapters.kube.pod_settings import read_pod_settings
-from naru_operator.settings import Settings, SettingsError, field_docs, load_settings
+from naru_operator.settings import Settings, field_docs, load_settings
+from naru_proto.settings import SettingsError
 
 
 def test_flags_win_over_the_environment_and_both_over_defaults() -> None:

@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from model_world import Held, Worker, World, raw_model, raw_pool, revision_of
+from model_world import KEY, Held, Worker, World, raw_model, raw_pool, revision_of, steps, verdict, world_of
 
 from naru_operator.core.kube import ObjectKey
 from naru_operator.core.model_plan import KNOWN
-from naru_operator.core.models.model import Verdict
 from naru_proto import names
 from naru_proto.crd.v1alpha1 import ModelDeploymentStatus
-
-KEY = ObjectKey("default", "m")
-
-
-def world_of(*, num_workers: int = 2, **spec: Any) -> World:
-    """A world in which the first revision of `m` serves."""
-    world = World(**{f"p_{index}": "p" for index in range(num_workers)})
-    world.apply(raw_model("m", model={"uri": "pypi://one"}, **spec))
-    world.settle()
-    return world
-
-
-def verdict(world: World) -> Verdict:
-    return world.plan().verdicts[KEY]
-
-
-def steps(world: World) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """One turn: (loads, unloads) as (worker, model)."""
-    plan = world.turn()
-    return (
-        [(load.worker_id, load.model) for load in plan.load_models],
-        [(unload.worker_id, unload.model) for unload in plan.unload_models],
-    )
 
 
 def test_a_refused_change_leaves_the_old_revision_as_it_is() -> None:

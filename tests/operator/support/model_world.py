@@ -15,7 +15,7 @@ from naru_operator.core.desired import Tier
 from naru_operator.core.kube import Object, ObjectKey, key_of
 from naru_operator.core.model_plan import KNOWN, Applied, LoadModel, ObservedModel, UnloadModel
 from naru_operator.core.models.facts import model_facts
-from naru_operator.core.models.model import ClusterWorker, ModelsPlan, ModelsSnapshot
+from naru_operator.core.models.model import ClusterWorker, ModelsPlan, ModelsSnapshot, Verdict
 from naru_operator.core.models.plan import plan_models
 from naru_operator.core.models.status import model_status
 from naru_proto import names
@@ -320,3 +320,27 @@ def revision_of(world: World, name: str, namespace: str = "default") -> str:
 def without_memory(world: World) -> ModelsSnapshot:
     """The snapshot of an operator that has just started."""
     return dataclasses.replace(world.snapshot(), applied={}, refused={}, failed={}, started_s={})
+
+
+KEY = ObjectKey("default", "m")
+
+
+def world_of(*, num_workers: int = 2, **spec: Any) -> World:
+    """A world in which the first revision of `m` serves."""
+    world = World(**{f"p_{index}": "p" for index in range(num_workers)})
+    world.apply(raw_model("m", model={"uri": "pypi://one"}, **spec))
+    world.settle()
+    return world
+
+
+def verdict(world: World) -> Verdict:
+    return world.plan().verdicts[KEY]
+
+
+def steps(world: World) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """One turn: (loads, unloads) as (worker, model)."""
+    plan = world.turn()
+    return (
+        [(load.worker_id, load.model) for load in plan.load_models],
+        [(unload.worker_id, unload.model) for unload in plan.unload_models],
+    )

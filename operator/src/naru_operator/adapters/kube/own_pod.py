@@ -7,7 +7,8 @@ import secrets
 import socket
 from pathlib import Path
 
-from naru_operator.settings import Settings, SettingsError
+from naru_operator.settings import Settings
+from naru_proto.settings import SettingsError
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

@@ -10,8 +10,9 @@ import yaml
 from naru_operator.core.kube import Object
 from naru_operator.core.pools.model import PodSettings
 from naru_operator.core.pools.pod_template import check_template
-from naru_operator.settings import Settings, SettingsError
+from naru_operator.settings import Settings
 from naru_proto.errors import InvalidRequest
+from naru_proto.settings import SettingsError
 
 _MAX_BYTES = 1024 * 1024
 """What a ConfigMap can hold."""
