@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test pytest test-cpu lint fmt gen verify bench bench-hub bench-sim bench-operator bench-peers clean
+.PHONY: help up test pytest test-cpu lint fmt gen verify bench bench-hub bench-sim bench-routing bench-router bench-operator bench-affinity bench-peers clean
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -86,6 +86,15 @@ bench-hub: $(DEV) ## many models in one worker: loads, memory, latency (slow; ne
 
 bench-sim: $(DEV) ## eviction policies compared in virtual time; refreshes the table in docs/residency.md
 	$(BIN)/python -m bench.sim --write-docs
+
+bench-routing: $(DEV) ## routing policies and placements compared in virtual time; refreshes the tables in docs/routing.md
+	$(BIN)/python -m bench.fleet_sim --write-docs
+
+bench-affinity: $(DEV) ## how well requests meet their cached prefixes: 4 real workers, 2 routers
+	$(BIN)/python -m bench.affinity
+
+bench-router: $(DEV) ## the router beside vLLM's and SGLang's (needs Go, g++ and python -m bench.peers install routers)
+	$(BIN)/python -m bench.router
 
 bench-operator: $(DEV) ## the operator with 2000 models on a real API server (fake workers; as root)
 	$(BIN)/python -m bench.operator_load

@@ -30,6 +30,10 @@ VLLM_TORCH = "2.13.0"
 VLLM_ABSENT = ("torchvision", "torchaudio", "torchcodec")
 """Their pinned builds are for another torch, and text generation needs none of them."""
 
+ROUTERS = ("vllm-router==0.1.17", "sglang-router==0.3.2")
+ROUTER_NEEDS = ("setproctitle", "aiohttp", "fastapi", "orjson", "uvicorn")
+"""What their launchers import; the torch that one of them asks for is for another command."""
+
 _NEVER = "sys_platform == 'never'"
 _PRINT_VLLM_VERSION = "import importlib.metadata; print(importlib.metadata.version('vllm'))"
 
@@ -64,6 +68,17 @@ def vllm_python(folder: Path) -> Path:
     if not _site_packages(folder / "vllm", "vllm/entrypoints"):
         raise PeerError(f"vLLM is not in {folder / 'vllm'}; run: make bench-peers")
     return folder / "vllm" / "bin" / "python"
+
+
+def routers_python(folder: Path) -> Path:
+    """The Python that has the Rust routers; their commands lie beside it.
+
+    Raises:
+        PeerError: not installed.
+    """
+    if not _site_packages(folder / "routers", "sglang_router") or not _site_packages(folder / "routers", "vllm_router"):
+        raise PeerError(f"the Rust routers are not in {folder / 'routers'}; run: python -m bench.peers install routers")
+    return folder / "routers" / "bin" / "python"
 
 
 def missing_links(links: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -114,6 +129,15 @@ def install_vllm(folder: Path, uv: Path) -> None:
         )
     _name_as_vllm(_site_packages(target, "vllm"))
     _say(f"vLLM: {_first_line([str(python), '-c', _PRINT_VLLM_VERSION])}")
+
+
+def install_routers(folder: Path, uv: Path) -> None:
+    """Installs the routers of vLLM and SGLang: compiled Rust with launchers in Python (about 100 MB)."""
+    target = folder / "routers"
+    python = _environment(target, uv)
+    _run([*_pip_install(uv, python), "--quiet", "--no-deps", *ROUTERS])
+    _run([*_pip_install(uv, python), "--quiet", *ROUTER_NEEDS])
+    _say(f"routers: {', '.join(ROUTERS)}")
 
 
 def _name_as_vllm(site_packages: Path | None) -> None:
@@ -173,7 +197,7 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-_INSTALLERS = {"llamacpp": install_llama, "vllm": install_vllm}
+_INSTALLERS = {"llamacpp": install_llama, "vllm": install_vllm, "routers": install_routers}
 
 
 def main(argv: Sequence[str]) -> int:

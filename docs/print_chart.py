@@ -24,7 +24,10 @@ from naru_router import settings as router_settings
 
 CHART = Path(__file__).parents[1] / "charts" / "naru"
 SET_BY_CHART = {
-    "router": ("host", "http_port", "grpc_port", "redis_url", "drain_timeout_s", "log_level", "exit_with_parent"),
+    "router": (
+        *("host", "http_port", "grpc_port", "redis_url", "drain_timeout_s", "log_level", "exit_with_parent"),
+        "tenants_file",
+    ),
     "operator": (
         *("redis_url", "namespace", "watch_namespaces", "identity", "leader_election", "health_listen", "log_level"),
         *("worker_image", "worker_redis_secret", "worker_service_account", "worker_image_pull_policy"),

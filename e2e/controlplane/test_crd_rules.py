@@ -46,6 +46,11 @@ RULES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
         {"maxNumSeqs": 64, "maxNumBatchedTokens": 64},
     ),
     ("QueueSpec", "maxWait"): ({"maxWait": "0s", "maxDepth": 1}, {"maxWait": "0s", "maxDepth": 0}),
+    ("RoutingSpec", "split"): (
+        {"split": [{"model": "a", "weight": 0}]},
+        {"split": [{"model": "a", "weight": 0}, {"model": "b", "weight": 1}]},
+    ),
+    ("RoutingSpec", "fallbacks"): ({"fallbacks": ["a", "a"]}, {"fallbacks": ["a", "b"]}),
     ("TenancySpec", "allow"): ({"allow": ["a", "b", "a"]}, {"allow": ["a", "b"]}),
     ("RolloutSpec", "progressDeadline"): ({"progressDeadline": "0s"}, {"progressDeadline": "1ms"}),
     ("ModelDeploymentSpec", "adapters"): ({**SPEC, "adapters": TWICE}, {**SPEC, "adapters": TWICE[:1]}),
@@ -54,6 +59,10 @@ RULES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
         {**SPEC, "residency": {"policy": "Pinned"}},
     ),
     ("ModelDeployment", "spec.alias"): ({"spec": {**SPEC, "alias": "m"}}, {"spec": {**SPEC, "alias": "n"}}),
+    ("ModelDeployment", "spec.routing.fallbacks"): (
+        {"spec": {**SPEC, "routing": {"fallbacks": ["m"]}}},
+        {"spec": {**SPEC, "routing": {"fallbacks": ["n"]}}},
+    ),
     ("AcceleratorSpec", "count"): ({"kind": "cpu", "count": 1}, {"kind": "cuda", "count": 1}),
     ("AcceleratorSpec", "product"): ({"product": "NVIDIA-H200"}, {"kind": "cuda", "product": "NVIDIA-H200"}),
     ("MemorySpec", "lowWatermark"): ({"lowWatermark": 0.8, "highWatermark": 0.8}, {"highWatermark": 1}),

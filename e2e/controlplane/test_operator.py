@@ -165,17 +165,27 @@ def test_names_are_served_once_and_the_loser_is_told_and_takes_over(stack: Opera
     stack.wait_phase("one", "Ready")
     stack.apply(model("other", alias="shared"))
 
-    def refused() -> dict[str, Any] | None:
+    def waiting() -> dict[str, Any] | None:
         told = condition(stack.status("modeldeployments", "other"), "Accepted")
-        return told if told.get("status") == "False" else None
+        return told if told.get("reason") == "AliasWaits" else None
 
-    told = stack.wait(refused, "other is refused")
-    assert told["reason"] == "NameConflict"
-    assert "shared" in told["message"]
-    assert stack.records()["one"].aliases == ("shared",)
-    stack.cluster.kubectl("delete", "md", "one", "-n", stack.namespace)
+    told = stack.wait(waiting, "other waits for the alias")
+    assert told["status"] == "True" and "shared" in told["message"]
     stack.wait_phase("other", "Ready")
-    assert stack.records()["other"].aliases == ("shared",)
+    assert (stack.records()["one"].aliases, stack.records()["other"].aliases) == (("shared",), ())
+    stack.cluster.kubectl("delete", "md", "one", "-n", stack.namespace)
+    stack.wait(lambda: stack.records()["other"].aliases == ("shared",), "other has the alias")
+
+
+def test_an_alias_that_is_given_up_moves_to_the_model_that_waits_for_it(stack: OperatorStack) -> None:
+    stack.start_operator()
+    stack.apply(pool(), model("one", alias="shared"), model("other", alias="shared"))
+    stack.wait_phase("one", "Ready")
+    stack.wait_phase("other", "Ready")
+    holder, taker = ("one", "other") if stack.records()["one"].aliases else ("other", "one")
+    stack.apply(model(holder))
+    stack.wait(lambda: stack.records()[taker].aliases == ("shared",), "the alias has moved")
+    assert stack.records()[holder].aliases == ()
 
 
 def test_a_model_that_cannot_be_loaded_is_told_and_harms_no_other(stack: OperatorStack) -> None:

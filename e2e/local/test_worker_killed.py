@@ -48,7 +48,9 @@ def question(index: int, max_tokens: int) -> dict[str, Any]:
 def ask(naru: RunningNaru, body: dict[str, Any], outcome: Outcome) -> None:
     with (
         httpx.Client(base_url=naru.url, timeout=DEADLINE_S, trust_env=False) as client,
-        client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as stream,
+        client.stream(
+            "POST", "/v1/chat/completions", json={**body, "stream": True}, headers={"x-naru-explain": "1"}
+        ) as stream,
     ):
         if stream.status_code != 200:
             outcome.errors.append(stream.read())

@@ -67,6 +67,24 @@ def test_each_watched_namespace_has_a_role_for_the_one_operator() -> None:
     assert {item["metadata"]["namespace"] for item in leases} == {"ns-a"}
 
 
+@pytest.mark.parametrize(
+    ("values", "may_read"),
+    [
+        ({}, False),
+        ({"watchNamespaces": ["*"]}, True),
+        ({"rbac": {"nodes": "always"}}, True),
+        ({"watchNamespaces": ["*"], "rbac": {"nodes": "never"}}, False),
+    ],
+    ids=["one namespace", "all namespaces", "always", "never"],
+)
+def test_nodes_are_read_one_by_one_where_that_is_allowed(values: dict[str, Any], may_read: bool) -> None:
+    found = [item for item in render(values) if item["metadata"]["name"] == "naru:ns-a:naru:operator-nodes"]
+    assert [item["kind"] for item in found] == (["ClusterRole", "ClusterRoleBinding"] if may_read else [])
+    if may_read:
+        assert rights(found[0]) == {("", "nodes"): "get"}
+        assert found[1]["subjects"] == [{"kind": "ServiceAccount", "name": "naru-operator", "namespace": "ns-a"}]
+
+
 def test_all_namespaces_take_one_cluster_role() -> None:
     objects = render({"watchNamespaces": ["*"]})
     assert rights(find(objects, "ClusterRole", "naru:ns-a:naru:operator")) == OPERATOR

@@ -84,6 +84,12 @@ def test_nobody_there_is_told() -> None:
     assert "http://127.0.0.1:9 did not answer" in done.stderr
 
 
+def test_routers_that_ask_for_a_key_are_found_to_answer() -> None:
+    with answering({"/v1/models": (401, {"error": {"message": "no key"}})}, []) as url:
+        done = ask(url)
+    assert (done.returncode, done.stderr) == (0, "") and "ask for an API key" in done.stdout
+
+
 def test_the_pod_asks_the_routers_service() -> None:
     pod = find(render(release="llm", namespace="prod"), "Pod", "llm-test")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"

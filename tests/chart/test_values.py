@@ -159,6 +159,20 @@ def test_the_routers_settings_are_taken_by_the_router() -> None:
     assert settings.drain_timeout_s == 30
 
 
+def test_tenants_come_from_a_secret_that_is_mounted_as_a_folder() -> None:
+    def pod(values: dict[str, Any]) -> dict[str, Any]:
+        spec: dict[str, Any] = workload(render({"router": values}), "router")["spec"]["template"]["spec"]
+        return spec
+
+    plain, with_tenants = pod({}), pod({"tenants": {"existingSecret": "who", "key": "t.json"}})
+    assert "tenants" not in str(plain)
+    env = {item["name"]: item.get("value") for item in with_tenants["containers"][0]["env"]}
+    assert env["NARU_ROUTER_TENANTS_FILE"] == "/etc/naru/tenants/t.json"
+    assert {"name": "tenants", "secret": {"secretName": "who"}} in with_tenants["volumes"]
+    mounts = with_tenants["containers"][0]["volumeMounts"]
+    assert {"name": "tenants", "mountPath": "/etc/naru/tenants", "readOnly": True} in mounts
+
+
 def test_the_operators_environment_is_its_settings() -> None:
     from naru_operator.settings import load_settings
 

@@ -98,6 +98,20 @@ def test_models_are_listed() -> None:
         client(lambda _: httpx.Response(200, content=b"<html>")).models()
 
 
+def test_a_key_goes_along_where_no_proxy_takes_it_for_its_own() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"data": []})
+
+    ChatClient("http://router", httpx.MockTransport(handler), api_key="nk-one").models()
+    client(handler).models()
+    assert [request.headers.get("x-api-key") for request in seen] == ["nk-one", None]
+    with pytest.raises(InvalidRequest, match="characters that no header may carry"):
+        ChatClient("http://router", api_key="nk-é\n")
+
+
 def test_a_model_cannot_steer_the_terminal() -> None:
     assert printable("a\x1b[2Jb\x07\x9b\x7f\tc\nd\u00e9\r") == "a[2Jb\tc\nd\u00e9"
 
@@ -130,7 +144,7 @@ class Router:
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch, home: Path) -> Router:
     made = Router()
-    monkeypatch.setattr(chat, "ChatClient", lambda url: ChatClient(url, httpx.MockTransport(made)))
+    monkeypatch.setattr(chat, "ChatClient", lambda url, api_key: ChatClient(url, httpx.MockTransport(made)))
     return made
 
 

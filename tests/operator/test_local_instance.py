@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,9 +19,10 @@ import pytest
 from naru_operator.adapters import local_processes
 from naru_operator.adapters.child_process import ProcessSpec
 from naru_operator.adapters.log_file import LogFile
-from naru_operator.adapters.ports import free_port
+from naru_operator.adapters.ports import free_ports
 from naru_operator.adapters.redis_server import find_redis_server, redis_url
 from naru_operator.adapters.route_map import RouteMap
+from naru_operator.adapters.router_probe import listed_models
 from naru_operator.cli.local_instance import Endpoints, LocalInstance
 from naru_operator.cli.up_events import UpEvents
 from naru_operator.core.desired import DesiredModel, DesiredPool, DesiredState, EngineLimits, Residency, Tier
@@ -47,11 +49,13 @@ class Screen:
 
 
 class Rig:
-    def __init__(self, folder: Path, log: LogFile, other_redis: str = "") -> None:
+    def __init__(self, folder: Path, log: LogFile, other_redis: str = "", num_routers: int = 1) -> None:
         self.screen = Screen()
         self.log = folder / "naru.log"
         program = None if other_redis else find_redis_server()
-        self.endpoints = Endpoints("127.0.0.1", free_port("127.0.0.1"), free_port("127.0.0.1"), folder)
+        http_port, grpc_port, *more = free_ports("127.0.0.1", 2 * num_routers)
+        pairs = tuple(zip(more[::2], more[1::2], strict=True))
+        self.endpoints = Endpoints("127.0.0.1", http_port, grpc_port, folder, pairs)
         events = UpEvents(self.screen, log, is_verbose=False)
         self.instance = LocalInstance(
             self.endpoints, events, redis_program=program, redis_url=other_redis or redis_url(folder)
@@ -77,10 +81,10 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """How the programs behave; a test may change it before the start."""
     how = {"router": "", "load error": ""}
 
-    def router(url: str, host: str, http_port: int, grpc_port: int) -> ProcessSpec:
+    def router(name: str, url: str, host: str, http_port: int, grpc_port: int, tenants: Path | None) -> ProcessSpec:
         code = how["router"]
         argv = ("-c", code) if code else (PROGRAM, "router", str(http_port), "tiny")
-        return ProcessSpec("router", (sys.executable, *argv))
+        return ProcessSpec(name, (sys.executable, *argv))
 
     def worker(worker_id: str, pool: DesiredPool, url: str) -> ProcessSpec:
         return ProcessSpec(worker_id, (sys.executable, PROGRAM, "worker", worker_id, url, how["load error"]))
@@ -91,10 +95,10 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def rigged(folder: Path, other_redis: str = "") -> AsyncIterator[Rig]:
+async def rigged(folder: Path, other_redis: str = "", num_routers: int = 1) -> AsyncIterator[Rig]:
     before = set(psutil.Process().children())
     with LogFile(folder) as log:
-        rig = Rig(folder, log, other_redis)
+        rig = Rig(folder, log, other_redis, num_routers)
         try:
             yield rig
         finally:
@@ -143,6 +147,26 @@ async def test_a_router_that_cannot_run_ends_the_start_with_its_last_lines(
         with pytest.raises(Unavailable, match=r"router ended with exit code 1 before it was ready"):
             await rig.start()
         assert "  router | bad setting" in rig.screen.messages
+
+
+async def test_all_of_several_routers_serve_when_it_is_ready_and_end_with_it(
+    parts: dict[str, str], tmp_path: Path
+) -> None:
+    async with rigged(tmp_path, num_routers=3) as rig:
+        await rig.start()
+        assert len(rig.endpoints.more_http_urls) == 2
+        for http_port, _ in rig.endpoints.ports.values():
+            assert await listed_models("127.0.0.1", http_port) == {"tiny"}
+    stopped = [line.partition(" | ")[0] for line in rig.log.read_text().splitlines() if "router stopped" in line]
+    assert sorted(stopped) == ["router", "router#2", "router#3"]
+
+
+async def test_a_second_router_that_cannot_run_ends_the_start(parts: dict[str, str], tmp_path: Path) -> None:
+    async with rigged(tmp_path, num_routers=2) as rig:
+        taken = rig.endpoints.more_ports[0][0]
+        with socket.create_server(("127.0.0.1", taken)):
+            with pytest.raises(Unavailable, match=r"router#2 ended with exit code 1 before it was ready"):
+                await rig.start()
 
 
 async def test_a_model_that_cannot_load_ends_the_start_with_the_reason(parts: dict[str, str], tmp_path: Path) -> None:

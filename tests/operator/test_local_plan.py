@@ -3,103 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from local_world import ON_DEMAND, POOL, World, desired, model, pool
 
-from naru_operator.core.desired import DesiredModel, DesiredPool, DesiredState, EngineLimits, Residency, Tier
+from naru_operator.core.desired import DesiredState, Residency
 from naru_operator.core.local_plan import (
-    LocalPlan,
     ObservedWorker,
     Snapshot,
     place,
     plan,
 )
-from naru_operator.core.model_plan import KNOWN, Applied, ObservedModel
+from naru_operator.core.model_plan import EVICTED, KNOWN, ObservedModel
 from naru_proto.registry import ModelRecord
-
-POOL = DesiredPool("p", 1, None, None, 60.0)
-ON_DEMAND = Residency(Tier.COLD, idle_ttl_s=600.0)
-
-
-def pool(num_workers: int, name: str = "p", num_threads: int | None = None) -> DesiredPool:
-    return DesiredPool(name, num_workers, num_threads, None, 60.0)
-
-
-def model(
-    name: str,
-    uri: str = "pypi://x",
-    min_replicas: int = 1,
-    pools: tuple[str, ...] = ("p",),
-    residency: Residency | None = None,
-) -> DesiredModel:
-    return DesiredModel(name, uri, "", (), min_replicas, pools, EngineLimits(), residency or Residency())
-
-
-def desired(*models: DesiredModel, pools: tuple[DesiredPool, ...] = (POOL,)) -> DesiredState:
-    return DesiredState(tuple(sorted(models, key=lambda m: m.name)), pools)
-
-
-@dataclass
-class World:
-    """A machine that does at once what a plan says."""
-
-    workers: dict[str, tuple[DesiredPool, dict[str, ObservedModel]]] = field(default_factory=dict)
-    records: dict[str, ModelRecord] = field(default_factory=dict)
-    applied: Mapping[str, Applied] = field(default_factory=dict)
-    seen_generations: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(worker, model) to the newest generation commanded."""
-    refused: dict[str, int] = field(default_factory=dict)
-
-    def snapshot(self, state: DesiredState) -> Snapshot:
-        workers = tuple(
-            ObservedWorker(w, pool, True, dict(models)) for w, (pool, models) in sorted(self.workers.items())
-        )
-        return Snapshot(state, workers, dict(self.records), self.applied, dict(self.refused))
-
-    def step(self, state: DesiredState) -> LocalPlan:
-        steps = plan(self.snapshot(state), now_s=7)
-        self.applied = steps.applied
-        for name in steps.delete_records:
-            del self.records[name]
-        for record in steps.put_records:
-            assert (
-                record.generation > self.records.get(record.name, record).generation or record.name not in self.records
-            )
-            self.records[record.name] = record
-        for unload in steps.unload_models:
-            self._command(unload.worker_id, unload.model, unload.generation)
-            del self.workers[unload.worker_id][1][unload.model]
-        for load in steps.load_models:
-            self._command(load.worker_id, load.model, load.generation)
-            held = KNOWN if load.residency.tier is Tier.COLD else "ready"
-            self.workers[load.worker_id][1][load.model] = ObservedModel(held, load.generation)
-        for worker_id in steps.stop_workers:
-            del self.workers[worker_id]
-            self.seen_generations = {k: v for k, v in self.seen_generations.items() if k[0] != worker_id}
-        for start in steps.start_workers:
-            assert start.worker_id not in self.workers
-            self.workers[start.worker_id] = (start.pool, {})
-        return steps
-
-    def _command(self, worker_id: str, name: str, generation: int) -> None:
-        # A worker refuses a generation older than it has seen.
-        assert generation >= self.seen_generations.get((worker_id, name), 0)
-        self.seen_generations[worker_id, name] = generation
-
-    def move(self, worker_id: str, name: str, state: str) -> None:
-        """The worker does this by itself: a request came, or memory was short."""
-        models = self.workers[worker_id][1]
-        models[name] = ObservedModel(state, models[name].generation)
-
-    def settle(self, state: DesiredState) -> None:
-        for _ in range(20):
-            if self.step(state).is_empty:
-                return
-        raise AssertionError("the plan never rests")
 
 
 def test_from_nothing_it_registers_starts_then_loads() -> None:
@@ -221,7 +139,7 @@ def test_models_on_demand_take_no_place_from_others() -> None:
     assert world.workers["p-0"][1]["a"].state == world.workers["q-0"][1]["b"].state == "ready"
 
 
-@pytest.mark.parametrize("now", [KNOWN, "host", "loading", "failed", "draining"])
+@pytest.mark.parametrize("now", [EVICTED, "host", "loading", "failed", "draining"])
 def test_what_a_worker_decided_about_a_loaded_model_stands(now: str) -> None:
     world = World()
     world.settle(desired(model("a")))
@@ -232,7 +150,7 @@ def test_what_a_worker_decided_about_a_loaded_model_stands(now: str) -> None:
 def test_a_changed_model_that_was_evicted_is_loaded() -> None:
     world = World()
     world.settle(desired(model("a")))
-    world.move("p-0", "a", KNOWN)
+    world.move("p-0", "a", EVICTED)
     steps = world.step(desired(model("a", uri="pypi://y")))
     assert steps.reasons[-1] == "load 'a' in generation 2 on 'p-0': it knows generation 1"
 
@@ -272,26 +190,6 @@ def test_an_unload_that_was_stale_goes_out_in_the_generation_the_worker_saw() ->
     assert [unload.generation for unload in world.step(desired(model("b"))).unload_models] == [7]
 
 
-def test_models_spread_over_workers_and_copies_too() -> None:
-    pools = (pool(2),)
-    world = World()
-    world.settle(desired(model("a"), model("b"), model("c", min_replicas=2), pools=pools))
-    assert {w: sorted(models) for w, (_, models) in world.workers.items()} == {"p-0": ["a", "c"], "p-1": ["b", "c"]}
-
-
-def test_more_copies_than_workers_are_one_each_and_none_is_at_least_one() -> None:
-    snapshot = Snapshot(desired(model("a", min_replicas=9), model("b", min_replicas=0), pools=(pool(2),)), (), {}, {})
-    assert place(snapshot) == {"a": ("p-0", "p-1"), "b": ("p-0",)}
-
-
-def test_a_new_model_moves_none_that_is_placed() -> None:
-    world = World()
-    world.settle(desired(model("m"), pools=(pool(2),)))
-    steps = world.step(desired(model("a"), model("m"), pools=(pool(2),)))
-    assert steps.unload_models == ()
-    assert [(load.worker_id, load.model) for load in steps.load_models] == [("p-1", "a")]
-
-
 def test_workers_beyond_the_pool_are_stopped() -> None:
     world = World()
     world.settle(desired(model("a"), pools=(pool(2),)))
@@ -324,13 +222,14 @@ def states(draw: st.DrawFn) -> DesiredState:
             draw(st.integers(0, 4)),
             tuple(sorted(draw(eligible))),
             draw(st.sampled_from([Residency(), Residency(pinned=True), ON_DEMAND])),
+            draw(st.sampled_from([None, 0])),
         )
         for name in sorted(names)
     ]
     return desired(*models, pools=pools)
 
 
-MOVES = st.sampled_from([KNOWN, "host", "ready", "failed"])
+MOVES = st.sampled_from([EVICTED, "host", "ready", "failed"])
 """What workers may make of their models unasked."""
 
 
@@ -342,8 +241,10 @@ def test_after_any_sequence_of_changes_it_rests_where_it_should(
     for state in sequence:
         world.settle(state)
         for worker_id, (_, models) in world.workers.items():
-            for name in models:
-                world.move(worker_id, name, data.draw(MOVES))
+            for name, before in models.items():
+                now = data.draw(MOVES)
+                # What was only made known cannot be evicted.
+                world.move(worker_id, name, KNOWN if now == EVICTED and before.state == KNOWN else now)
         assert world.step(state).is_empty
         members = {pool.name: pool.worker_ids() for pool in state.pools}
         assert set(world.workers) == {worker_id for ids in members.values() for worker_id in ids}
@@ -352,7 +253,8 @@ def test_after_any_sequence_of_changes_it_rests_where_it_should(
             eligible = {worker_id for name in m.pools for worker_id in members[name]}
             holders = {w for w, (_, models) in world.workers.items() if m.name in models}
             assert holders <= eligible
-            assert len(holders) == (len(eligible) if m.is_on_demand else min(max(1, m.min_replicas), len(eligible)))
+            num_copies, may_grow = max(1, m.min_replicas), m.scaling.max_replicas != max(1, m.min_replicas)
+            assert len(holders) == (len(eligible) if m.is_on_demand or may_grow else min(num_copies, len(eligible)))
         held = {name for _, models in world.workers.values() for name in models}
         assert held == set(world.records)
 

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from naru_operator.adapters import ports
-from naru_operator.adapters.ports import bracketed, free_port, require_port
+from naru_operator.adapters.ports import bracketed, free_port, free_ports, require_port
 from naru_proto.errors import Unavailable
 
 
@@ -46,3 +46,13 @@ def test_free_ports_are_free_and_ipv6_hosts_get_brackets() -> None:
     require_port("127.0.0.1", free_port("127.0.0.1"), "")
     assert bracketed("::1") == "[::1]"
     assert bracketed("127.0.0.1") == "127.0.0.1"
+
+
+def test_many_free_ports_are_all_different_and_none_of_those_taken() -> None:
+    ports_at_once = free_ports("127.0.0.1", 100)
+    assert len(set(ports_at_once)) == 100
+    again = free_ports("127.0.0.1", 100, taken=ports_at_once)
+    assert len(set(again)) == 100 and not set(again) & set(ports_at_once)
+    for port in again[:3]:
+        require_port("127.0.0.1", port, "")
+    assert free_ports("127.0.0.1", 0) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -32,6 +33,21 @@ def test_a_running_instance_is_found(home: Path) -> None:
     assert running(home) == [state]
     assert path.stat().st_mode & 0o077 == 0
     assert [p.name for p in path.parent.iterdir()] == [f"{os.getpid()}.json"]
+
+
+def test_the_addresses_of_all_routers_are_found_and_a_note_of_one_router_is_read_as_well(home: Path) -> None:
+    state = dataclasses.replace(note(os.getpid(), home), more_http_urls=("http://127.0.0.1:3", "http://127.0.0.1:4"))
+    path = write_run_state(home, state)
+    assert running(home) == [state]
+    older = json.loads(path.read_text())
+    del older["more_http_urls"]
+    path.write_text(json.dumps(older))
+    assert running(home) == [note(os.getpid(), home)]
+    for damaged in ("http://x", [5], None):
+        path.write_text(json.dumps({**older, "more_http_urls": damaged}))
+        assert running(home) == []
+    path.write_text("[]")
+    assert running(home) == []
 
 
 def test_a_dead_instance_and_its_folder_are_removed(home: Path) -> None:

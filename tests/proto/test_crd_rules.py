@@ -47,6 +47,15 @@ OBJECTS: dict[type[CrdModel], st.SearchStrategy[dict[str, Any]]] = {
     model_residency.ResourcesSpec: fields(tensorParallel=[1, 2, 3, 4, 6, 48, 64]),
     model_residency.EngineSpec: fields(maxNumSeqs=[1, 64, 65], maxNumBatchedTokens=[1, 64, 65]),
     model_traffic.QueueSpec: fields(maxWait=DURATIONS, maxDepth=[0, 1, 256]),
+    model_traffic.RoutingSpec: fields(
+        split=[
+            [],
+            [{"model": "a", "weight": 0}],
+            [{"model": "a", "weight": 1}, {"model": "b", "weight": 0}],
+            [{"model": "a", "weight": 1}, {"model": "a", "weight": 2}],
+        ],
+        fallbacks=[[], ["a"], ["a", "b"], ["a", "b", "a"]],
+    ),
     model_traffic.TenancySpec: fields(allow=[[], ["a"], ["a", "b"], ["a", "b", "a"]]),
     model_traffic.RolloutSpec: fields(progressDeadline=DURATIONS),
     model_deployment.ModelDeploymentSpec: fields(
@@ -60,7 +69,11 @@ OBJECTS: dict[type[CrdModel], st.SearchStrategy[dict[str, Any]]] = {
             "apiVersion": [API_VERSION],
             "kind": ["ModelDeployment"],
             "metadata": [{"name": "a"}, {"name": "b"}],
-            "spec": [{"model": URI}, {"model": URI, "alias": "a"}],
+            "spec": [
+                {"model": URI},
+                {"model": URI, "alias": "a"},
+                {"model": URI, "routing": {"fallbacks": ["c", "a"]}},
+            ],
         }
     ),
     worker_pool.AcceleratorSpec: fields(kind=["cpu", "cuda"], count=[1, 2], product=["NVIDIA-H200"]),

@@ -13,13 +13,14 @@ from router_rig import CHAT, COMPLETION, MODEL, Rig, body
 from stub_worker import fail, hang, say
 
 from naru_proto import names
-from naru_router.core.holding import RingSettings, place
+from naru_router.core.load_choice import choose_worker
 
 BOTH = pytest.mark.parametrize("path", [CHAT, COMPLETION])
+EXPLAIN = {names.HEADER_EXPLAIN: "1"}
 
 
 async def cold_workers(rig: Rig, count: int = 2, **settings: Any) -> list[ColdWorker]:
-    """Workers that know the model and do not hold it, and a router. The one the model belongs to comes first."""
+    """Workers that know the model and do not hold it, and a router. The one that is to load it comes first."""
     await rig.publish_model(on_demand=True, pools=("default",))
     workers = [ColdWorker(rig) for _ in range(count)]
     for index, worker in enumerate(workers):
@@ -30,9 +31,10 @@ async def cold_workers(rig: Rig, count: int = 2, **settings: Any) -> list[ColdWo
 
 
 def _home(rig: Rig) -> str:
-    placement = place(rig.app.fleet.survey(MODEL).candidates, MODEL, b"", RingSettings(1.25, 128), may_raise=True)
-    assert placement is not None
-    return placement.decision.worker_id
+    route_map = rig.app.fleet.route_map
+    chosen = choose_worker(route_map, MODEL, route_map.workers.keys())
+    assert chosen is not None
+    return chosen
 
 
 @pytest.fixture
@@ -71,7 +73,8 @@ async def test_a_worker_that_does_not_know_the_model_passes_the_request_on(rig: 
     for _ in range(2):
         assert (await rig.post(path, body(path))).status_code == 200
         await rig.until(lambda: rig.app.fleet.is_ready(other.stub.worker_id, MODEL))
-    assert (len(first.stub.requests), other.num_loads) == (1, 1)
+    assert (len(first.stub.moves), first.stub.requests) == (1, [])
+    assert (len(other.stub.moves), other.num_loads) == (1, 1)
 
 
 @BOTH
@@ -81,7 +84,7 @@ async def test_a_model_that_no_worker_knows_yet_is_waited_for(rig: Rig, path: st
         worker.knows = False
     requests = [asyncio.create_task(rig.post(path, body(path))) for _ in range(3)]
     for worker in workers:
-        await worker.stub.until(lambda worker=worker: worker.stub.requests and not worker.stub.running)  # type: ignore[misc]
+        await worker.stub.until(lambda worker=worker: bool(worker.stub.moves))  # type: ignore[misc]
     workers[1].knows = True
     await workers[1].show(num_known=1)
     assert [answer.status_code for answer in await asyncio.gather(*requests)] == [200] * 3
@@ -96,7 +99,7 @@ async def test_the_wait_for_a_model_that_no_worker_knows_has_an_end(rig: Rig, pa
     response = await rig.post(path, body(path))
     assert response.status_code == 503 and "no worker knows" in response.json()["error"]["message"]
     assert response.headers["retry-after"] == "2"
-    assert [len(worker.stub.requests) for worker in workers] == [1, 1]
+    assert [(len(worker.stub.moves), worker.stub.requests) for worker in workers] == [(1, [])] * 2
 
 
 @BOTH
@@ -196,25 +199,13 @@ async def test_one_chat_that_leaves_takes_no_other_with_it(rig: Rig) -> None:
     assert worker.num_knocks == 1
 
 
-@BOTH
-async def test_a_worker_lost_while_it_loads_is_followed_by_another(rig: Rig, path: str) -> None:
-    first, other = await cold_workers(rig)
-    first.may_load.clear()
-    request = asyncio.create_task(rig.post(path, body(path)))
-    await first.stub.until(lambda: len(first.stub.running) == 1)
-    await first.stub.kill()
-    assert (await request).status_code == 200
-    assert other.num_loads == 1
-    first.may_load.set()
-
-
 async def test_a_chat_for_an_evicted_model_is_rendered_at_once_and_held_by_its_worker(rig: Rig) -> None:
     (worker,) = await cold_workers(rig, count=1)
     await worker.show("ready")
     await rig.until(lambda: rig.app.fleet.is_ready("w0", MODEL))
     await worker.show("")
     await rig.until(lambda: not rig.app.fleet.is_ready("w0", MODEL))
-    response = await rig.post(CHAT, body(CHAT))
+    response = await rig.client.post(CHAT, json=body(CHAT), headers=EXPLAIN)
     assert response.status_code == 200
     assert response.headers["x-naru-route"].startswith("w0; asked to load it; ")
     assert worker.num_knocks == 0 and len(worker.stub.requests) == 1
@@ -225,7 +216,7 @@ async def test_a_copy_that_is_loading_gets_the_request_before_any_that_would_hav
     await home.show("host")
     await other.show("loading")
     await rig.until(lambda: all(w.models for w in rig.app.fleet.route_map.workers.values()))
-    response = await rig.post(COMPLETION, body(COMPLETION))
+    response = await rig.client.post(COMPLETION, json=body(COMPLETION), headers=EXPLAIN)
     route = response.headers["x-naru-route"]
     assert route.startswith(f"{other.stub.worker_id}; held there until it is loaded; ")
 
@@ -266,7 +257,7 @@ async def test_a_model_taken_from_the_registry_while_requests_wait_ends_them(rig
     workers = await cold_workers(rig, count=1, model_wait_s=60.0)
     workers[0].knows = False
     request = asyncio.create_task(rig.post(COMPLETION, body(COMPLETION)))
-    await workers[0].stub.until(lambda: bool(workers[0].stub.requests))
+    await workers[0].stub.until(lambda: bool(workers[0].stub.moves))
     await rig.board.hdel(names.KEY_MODELS, MODEL)
     await rig.board.publish(names.CHANNEL_CHANGES, "models")
     response = await request

@@ -16,7 +16,7 @@ from stub_worker import STOP, Script, StubWorker, fail, hang, play, say, usage
 
 from naru_proto import names
 from naru_proto.v1 import worker_pb2 as wire
-from naru_router.adapters import worker_link
+from naru_router.adapters import worker_calls
 
 BOTH = pytest.mark.parametrize("path", [CHAT, COMPLETION])
 STREAM = pytest.mark.parametrize("stream", [False, True])
@@ -105,7 +105,7 @@ async def test_requests_of_a_killed_worker_without_a_byte_are_served_elsewhere(
 ) -> None:
     first, second = await two_workers(rig, path, hang())
     requests = [asyncio.create_task(rig.post(path, body(path, stream=stream))) for _ in range(2)]
-    await first.until(lambda: len(first.running) == 2)
+    await first.until(lambda: bool(first.running))  # the second one may go where nothing waits
     await first.kill()
     for request in requests:
         assert content(path, await request, stream) == "Hello"
@@ -199,7 +199,7 @@ async def test_a_request_that_was_never_sent_is_taken_back(rig: Rig) -> None:
     link, _ = rig.app.fleet.link("w0")
     unsent, sent = (link.submit(wire.GenerateRequest(model=MODEL, text=t)) for t in ("unsent", "sent"))
     link.release(unsent)
-    await sent.take()
+    await sent.pour(lambda deltas: None)
     assert [r.text for r in worker.requests] == ["sent"] and worker.cancelled == []
     link.release(sent)
 
@@ -329,7 +329,7 @@ async def test_an_open_stream_outlives_its_workers_lease(rig: Rig) -> None:
 
 
 async def test_an_open_stream_of_a_mute_worker_without_a_lease_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_link, "PROBE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(worker_calls, "PROBE_TIMEOUT_S", 0.1)
     worker = await simple(rig, hang("a"), registry_poll_s=0.05)
     request = asyncio.create_task(rig.stream(COMPLETION, body(COMPLETION)))
     await worker.until(lambda: bool(worker.running))

@@ -132,8 +132,7 @@ async def test_nothing_waits_for_more_to_fill_a_packet(rig: Rig) -> None:
     """A reply in two writes would wait 40 ms for the client's acknowledgement."""
     await simple(rig)
     assert (await rig.client.get("/healthz")).status_code == 200
-    connections = rig.app._http.server_state.connections
-    sockets = [c.transport.get_extra_info("socket") for c in connections]
+    sockets = [c.transport.get_extra_info("socket") for c in rig.app._http.connections]
     assert sockets and all(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in sockets)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import sys
@@ -236,3 +237,96 @@ def test_every_setting_is_explained() -> None:
     docs = field_docs()
     assert list(docs) == [field.name for field in fields(Settings)]
     assert all(len(text) > 10 for text in docs.values())
+
+
+async def child_pids(router: Router) -> set[int]:
+    return {child.pid for child in psutil.Process(router.process.pid).children()}
+
+
+def free_pair() -> int:
+    """A free port whose successor is free as well; below those that outgoing connections take."""
+    while True:
+        port = random.randrange(15_000, 30_000, 2)
+        try:
+            with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 1)):
+                return port
+        except OSError:
+            continue
+
+
+async def test_several_processes_serve_one_port_and_one_that_dies_is_started_again(rig: Rig, start: Start) -> None:
+    await rig.publish_model()
+    worker = await rig.start_worker()
+    process_port = free_pair()
+    router = await start("--num-processes=2", f"--process-port={process_port}")
+
+    async def answers(index: int) -> bool:
+        try:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{process_port + index}", timeout=10) as client:
+                page = await client.get("/readyz")
+                return bool(page.json()["workers"]["connected"])
+        except httpx.HTTPError:
+            return False
+
+    for index in range(2):
+        await poll(lambda index=index: answers(index))  # type: ignore[misc]
+    before = await child_pids(router)
+    assert len(before) == 2
+    for _ in range(20):  # each on a connection of its own, dealt out by the kernel
+        async with httpx.AsyncClient(base_url=router.url, timeout=30) as client:
+            assert (await client.post(CHAT, json=body(CHAT))).status_code == 200
+    served = []
+    for index in range(2):
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{process_port + index}", timeout=10) as client:
+            text = (await client.get("/metrics")).text
+            served.append('naru_router_requests_total{endpoint="chat",model="tiny-a",status="200"}' in text)
+    assert served == [True, True]
+
+    victim = before.pop()
+    os.kill(victim, signal.SIGKILL)
+
+    async def is_back() -> bool:
+        now = await child_pids(router)
+        return victim not in now and len(now) == 2 and await answers(0) and await answers(1)
+
+    await poll(is_back)
+    assert before < await child_pids(router)
+    router.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(30):
+        assert await router.process.wait() == 0
+    assert len(worker.requests) == 20
+
+
+async def test_several_processes_drain_together(rig: Rig, start: Start) -> None:
+    release = asyncio.Event()
+
+    async def script(request: wire.GenerateRequest) -> AsyncIterator[wire.Delta]:
+        await release.wait()
+        yield wire.Delta(text="b", num_tokens=1, finish_reason=STOP, usage=usage(), request_done=True)
+
+    await rig.publish_model()
+    worker = await rig.start_worker(script=script)
+    router = await start("--num-processes=2")
+    async with httpx.AsyncClient(base_url=router.url, timeout=30) as client:
+        running = asyncio.create_task(client.post(CHAT, json=body(CHAT)))
+        await worker.until(lambda: bool(worker.requests))
+        router.process.send_signal(signal.SIGTERM)
+
+        async def has_idle_one_left() -> bool:
+            return len(await child_pids(router)) == 1
+
+        await poll(has_idle_one_left)
+        assert not running.done()
+        release.set()
+        assert (await running).status_code == 200
+    async with asyncio.timeout(30):
+        assert await router.process.wait() == 0
+
+
+async def test_several_processes_say_in_a_sentence_what_is_wrong(rig: Rig) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, error = await run("--num-processes=2", f"--http-port={port}", "--grpc-port=0")
+        assert status == 2 and f"127.0.0.1:{port}" in error and "--http-port" in error and "Traceback" not in error
+        status, error = await run("--num-processes=2", "--http-port=0", "--grpc-port=0", f"--process-port={port}")
+        assert status == 2 and "--process-port" in error and "Traceback" not in error

@@ -1,64 +1,86 @@
-"""Consistent hashing with bounded loads, the route map's questions and the verdict on a retry: all pure."""
+"""Consistent hashing with bounded loads, and the route map's questions: all pure."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import random
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naru_proto.errors import InternalError, InvalidRequest, ModelNotFound, NaruError, Unavailable
+from naru_proto.errors import ModelNotFound
 from naru_proto.registry import ModelInfoRecord, ModelRecord, ResidentRecord, WorkerRecord
-from naru_router.core.retry import AttemptFailed, FailureKind, decide_retry
 from naru_router.core.route_map import RouteMap
-from naru_router.core.routing import Candidate, RouteRequest, route, route_key
+from naru_router.core.routing.ring import bounded_hash, hash_order, nearest, route_key
 
 NAMES = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=12, unique=True)
-KEYS = st.binary(min_size=1, max_size=16).map(RouteRequest)
+KEYS = st.binary(min_size=1, max_size=16)
 FACTORS = st.floats(1.0, 4.0)
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> list[Candidate]:
-    return [Candidate(name, draw(st.integers(0, 40))) for name in draw(NAMES)]
+def fleets(draw: st.DrawFn) -> dict[str, int]:
+    return {name: draw(st.integers(0, 40)) for name in draw(NAMES)}
 
 
-@given(fleets(), KEYS, FACTORS, st.randoms())
-def test_the_order_of_workers_is_irrelevant(fleet: list[Candidate], key: RouteRequest, c: float, rnd: object) -> None:
-    shuffled = list(fleet)
-    rnd.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert route(fleet, key, load_factor=c) == route(shuffled, key, load_factor=c)
+@given(fleets(), KEYS, FACTORS, st.randoms(use_true_random=False))
+def test_the_order_of_workers_is_irrelevant(loads: dict[str, int], key: bytes, c: float, rnd: random.Random) -> None:
+    shuffled = rnd.sample(list(loads.items()), len(loads))
+    assert bounded_hash(loads, key, load_factor=c) == bounded_hash(dict(shuffled), key, load_factor=c)
 
 
 @given(fleets(), KEYS, FACTORS)
-def test_no_worker_goes_above_its_capacity(fleet: list[Candidate], key: RouteRequest, c: float) -> None:
-    decision = route(fleet, key, load_factor=c)
-    load = {w.worker_id: w.num_in_flight for w in fleet}
-    assert decision.capacity == math.ceil(c * (sum(load.values()) + 1) / len(fleet))
-    assert load[decision.worker_id] + 1 <= decision.capacity
+def test_no_worker_goes_above_its_capacity(loads: dict[str, int], key: bytes, c: float) -> None:
+    decision = bounded_hash(loads, key, load_factor=c)
+    assert decision.capacity == math.ceil(c * (sum(loads.values()) + 1) / len(loads))
+    assert loads[decision.worker_id] + 1 <= decision.capacity
     assert decision.reasons
 
 
 @settings(max_examples=25)
 @given(NAMES, st.integers(1, 60), FACTORS)
 def test_loads_stay_bounded_as_one_key_arrives_again_and_again(names: list[str], count: int, c: float) -> None:
-    load = Counter(dict.fromkeys(names, 0))
+    loads = Counter(dict.fromkeys(names, 0))
     for _ in range(count):
-        decision = route([Candidate(n, load[n]) for n in names], RouteRequest(b"hot"), load_factor=c)
-        load[decision.worker_id] += 1
-        assert load[decision.worker_id] <= math.ceil(c * load.total() / len(names))
+        decision = bounded_hash(loads, b"hot", load_factor=c)
+        loads[decision.worker_id] += 1
+        assert loads[decision.worker_id] <= math.ceil(c * loads.total() / len(names))
 
 
 def test_an_idle_fleet_keeps_a_key_on_one_worker() -> None:
-    fleet = [Candidate(f"w{i}", 0) for i in range(8)]
-    assert len({route(fleet, RouteRequest(b"key")).worker_id for _ in range(5)}) == 1
+    loads = {f"w{i}": 0 for i in range(8)}
+    assert len({bounded_hash(loads, b"key").worker_id for _ in range(5)}) == 1
+
+
+@given(NAMES, KEYS)
+def test_the_first_on_the_ring_is_the_head_of_its_order(names: list[str], key: bytes) -> None:
+    order = hash_order(names, key, 16)
+    assert sorted(order) == sorted(names)
+    assert (
+        nearest(names, key, 16)
+        == order[0]
+        == bounded_hash(dict.fromkeys(names, 0), key, num_virtual_nodes=16).worker_id
+    )
+
+
+def test_a_key_goes_to_the_next_point_clockwise_on_the_ring_of_all_workers() -> None:
+    def point(data: bytes) -> int:
+        return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+    names = ["a", "b", "c"]
+    ring = sorted((point(f"{i}:{name}".encode()), name) for name in names for i in range(4))
+    for number in range(200):
+        key = number.to_bytes(2, "big")
+        home = next((name for at, name in ring if at >= point(key)), ring[0][1])
+        assert nearest(names, key, 4) == home
 
 
 def place(names: list[str], num_keys: int = 4000) -> dict[int, str]:
-    fleet = [Candidate(name, 0) for name in names]
-    return {k: route(fleet, RouteRequest(f"{k}".encode())).worker_id for k in range(num_keys)}
+    loads = dict.fromkeys(names, 0)
+    return {k: bounded_hash(loads, f"{k}".encode()).worker_id for k in range(num_keys)}
 
 
 def test_a_worker_that_comes_or_goes_moves_its_share_of_keys_only() -> None:
@@ -76,13 +98,14 @@ def test_keys_spread_over_workers() -> None:
 
 
 def test_a_full_worker_passes_its_keys_to_the_next_one() -> None:
-    names = [f"w{i}" for i in range(4)]
-    home = route([Candidate(n, 0) for n in names], RouteRequest(b"k")).worker_id
-    full = [Candidate(n, 10 if n == home else 0) for n in names]
-    decision = route(full, RouteRequest(b"k"))
-    assert decision.worker_id != home and decision.num_skipped >= 1
+    idle = {f"w{i}": 0 for i in range(4)}
+    home = bounded_hash(idle, b"k").worker_id
+    full = {**idle, home: 10}
+    decision = bounded_hash(full, b"k")
+    assert decision.worker_id != home and decision.num_skipped == 1
     # The same worker the key would have if its home did not exist.
-    assert decision.worker_id == route([w for w in full if w.worker_id != home], RouteRequest(b"k")).worker_id
+    del full[home]
+    assert decision.worker_id == bounded_hash(full, b"k").worker_id
 
 
 def test_keys_tell_parts_and_models_apart() -> None:
@@ -134,29 +157,3 @@ def test_workers_are_told_apart_by_state() -> None:
     assert [w.worker_id for w in board.ready_workers("m")] == ["ready"]
     assert board.failures("m") == ["failed: why"]
     assert board.info("m") is not None and board.info("absent") is None
-
-
-def lost(error: NaruError, *, is_retryable: bool = True) -> AttemptFailed:
-    return AttemptFailed(error, FailureKind.STREAM_LOST, is_retryable=is_retryable)
-
-
-@pytest.mark.parametrize(
-    ("failed", "num_attempts", "has_sent", "is_retry"),
-    [
-        (lost(Unavailable("x")), 1, False, True),
-        (lost(Unavailable("x")), 2, False, False),
-        (lost(Unavailable("x")), 1, True, False),
-        (lost(InternalError("x")), 1, False, True),
-        (lost(InvalidRequest("x"), is_retryable=False), 1, False, False),
-        (lost(ModelNotFound("x"), is_retryable=False), 1, False, True),
-        (lost(ModelNotFound("x"), is_retryable=False), 2, False, True),
-        (lost(ModelNotFound("x"), is_retryable=False), 1, True, False),
-    ],
-)
-def test_one_retry_before_the_first_byte(
-    failed: AttemptFailed, num_attempts: int, has_sent: bool, is_retry: bool
-) -> None:
-    verdict = decide_retry(failed, num_attempts=num_attempts, has_sent=has_sent)
-    assert verdict.is_retry is is_retry and verdict.reason
-    # That a worker let a model go is never told as "no such model".
-    assert not isinstance(verdict.error, ModelNotFound)

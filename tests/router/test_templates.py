@@ -262,3 +262,41 @@ async def test_what_the_template_says_comes_back_as_400(rig: Rig, stream: bool) 
     response = await rig.post(CHAT, body(CHAT, stream=stream))
     assert response.status_code == 400 and "roles must alternate" in response.json()["error"]["message"]
     assert response.json()["error"]["param"] == "messages"
+
+
+async def test_short_chats_need_no_thread_and_say_the_same(renderer: TemplateRenderer) -> None:
+    by_thread = [await renderer.render("m", facts(LLAMA3), turns) for turns in ([USER], TURNS)]
+    renderer.close()  # the next one that needs a thread would fail
+    assert [await renderer.render("m", facts(LLAMA3), turns) for turns in ([USER], TURNS)] == by_thread
+    with pytest.raises(RuntimeError):
+        await renderer.render("m", facts(LLAMA3), [ChatMessage("tool", "x" * 20_000)])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(6000) %}{% endfor %}done",
+        "{% for i in range(9) %}{{ 'x' * 40000 }}{% endfor %}",
+    ],
+)
+async def test_what_takes_long_goes_to_a_thread_for_a_while(renderer: TemplateRenderer, template: str) -> None:
+    first = await renderer.render("m", facts(template), [USER])
+    threads: list[str] = []
+    inner = renderer._render
+
+    def watch(*args: Any) -> str:
+        threads.append(threading.current_thread().name)
+        return inner(*args)
+
+    renderer._render = watch  # type: ignore[method-assign, assignment]
+    for _ in range(4):
+        assert await renderer.render("m", facts(template), [USER]) == first
+    assert threads[0] == threading.main_thread().name  # tried once, and given up
+    assert len(threads) == 5 and all(name.startswith("template") for name in threads[1:])
+
+
+async def test_a_template_that_refuses_a_short_chat_says_why(renderer: TemplateRenderer) -> None:
+    template = "{{ raise_exception('no ' + messages[0]['role']) }}"
+    for _ in range(2):  # by a thread, and without
+        with pytest.raises(InvalidRequest, match="no user"):
+            await renderer.render("m", facts(template), [USER])

@@ -4,11 +4,14 @@
     ├── InvalidRequest             the caller's fault: change the request (400)
     │   ├── ContextLengthExceeded  prompt does not fit the model (400)
     │   └── StaleCommand           a newer command was seen: ask with the newest generation (409)
-    ├── ModelNotFound              no such model (404)
+    ├── Unauthenticated            no key, or none that is known (401)
+    ├── ModelNotFound              no such model, or none that the caller may see (404)
     ├── LoadError                  a model's files cannot be served (424)
     ├── Overloaded                 try again later (429)
+    │   └── QuotaExceeded          the tenant has used what it may (429)
     ├── Unavailable                no worker can serve it now; another may (503)
     ├── Cancelled                  the caller left (499)
+    ├── DeadlineExceeded           the time that the caller gave is over (504)
     └── InternalError              our fault (500)
 
 Each crosses the wire as `naru.v1.Error`. One table per edge maps them to HTTP or gRPC status.
@@ -29,6 +32,8 @@ class NaruError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+        self.retry_after_s = 0.0
+        """When it may be worth to ask again; 0: not known."""
 
 
 class InvalidRequest(NaruError):
@@ -73,6 +78,12 @@ class Overloaded(NaruError):
     retryable = True
 
 
+class QuotaExceeded(Overloaded):
+    """The tenant has used what it may in this window."""
+
+    code = "quota_exceeded"
+
+
 class Unavailable(NaruError):
     """This worker cannot serve it now; another one may."""
 
@@ -84,6 +95,18 @@ class Cancelled(NaruError):
     """The caller cancelled the request."""
 
     code = "cancelled"
+
+
+class DeadlineExceeded(NaruError):
+    """The time that the caller gave is over."""
+
+    code = "deadline_exceeded"
+
+
+class Unauthenticated(NaruError):
+    """The request names no tenant that is known."""
+
+    code = "invalid_api_key"
 
 
 class InternalError(NaruError):
@@ -102,8 +125,11 @@ BY_CODE: dict[str, type[NaruError]] = {
         ModelNotFound,
         LoadError,
         Overloaded,
+        QuotaExceeded,
         Unavailable,
         Cancelled,
+        DeadlineExceeded,
+        Unauthenticated,
         InternalError,
     )
 }

@@ -40,6 +40,20 @@ PORT_WORKER_METRICS = 9091
 PORT_OPERATOR_HEALTH = 8082
 
 HEADER_REQUEST_ID = "x-request-id"
+HEADER_SESSION = "x-session-id"
+"""Requests of one session stay together where their prompts do not say so."""
+HEADER_EXPLAIN = "x-naru-explain"
+"""Asks for HEADER_ROUTE in the reply: any value but empty, 0 or false."""
+HEADER_ROUTE = "x-naru-route"
+"""Where the request went, and why."""
+HEADER_MODEL = "x-naru-model"
+"""Of a reply: the ModelDeployment that answered, where it is another one than was asked for."""
+HEADER_PRIORITY = "x-naru-priority"
+"""Whole number, lower is sooner; 0 is normal. Wins over the body's `priority`."""
+HEADER_TIMEOUT = "x-naru-timeout"
+"""Seconds after which the answer is of no use."""
+HEADER_KEEPALIVE = "x-naru-keepalive"
+"""Seconds of silence, 1 to 60, after which a streamed reply gets a comment: while it waits for a model or a turn."""
 
 WORKER_LEASE_TTL_S = 3.0
 """A worker that has not renewed for this long is gone. Renewed three times as often."""
@@ -75,6 +89,45 @@ def key_worker(worker_id: str) -> str:
 def key_model_info(digest: str) -> str:
     """Content-addressed facts of a loaded model (ModelInfoRecord as JSON): any worker may write the same bytes."""
     return f"{_PREFIX}model-info:{digest}"
+
+
+KEY_SEED = f"{_PREFIX}seed"
+"""Random hex text, written once by whichever router comes first: hash rings are seeded with it, so that nobody outside
+can tell which prompts meet on one worker."""
+KEY_BOARD = f"{_PREFIX}board"
+"""Random hex text, written by whichever router comes first and finds none: another one means that Redis lost what it
+had, by a restart or by being emptied."""
+KEY_FENCE = f"{_PREFIX}fence"
+"""Counter of fencing tokens; each lease that is taken gets the next one."""
+KEY_KEEPER = f"{_PREFIX}keeper"
+"""The lease of the router that moves copies: LeaseRecord as JSON, expiring."""
+KEY_ROUTERS = f"{_PREFIX}routers"
+"""Set of router ids that ever held a lease; readers drop the ones whose lease is gone."""
+KEY_FOOTPRINTS = f"{_PREFIX}footprints"
+"""Hash: registry name of a model → FootprintRecord as JSON, as measured at its last load on any worker."""
+KEY_NODES = f"{_PREFIX}nodes"
+"""Hash: node → JSON object of those of its labels that copies are spread over. Written by the operator alone."""
+ROUTER_LEASE_TTL_S = 3.0
+
+
+def key_router(router_id: str) -> str:
+    """The lease of a router process: RouterRecord as JSON, expiring after ROUTER_LEASE_TTL_S."""
+    return f"{_PREFIX}router:{router_id}"
+
+
+def key_load_lease(model: str) -> str:
+    """Who has a cold model brought up, and where: LeaseRecord as JSON, expiring. Set by a router if it is not there."""
+    return f"{_PREFIX}load:{model}"
+
+
+def key_known(worker_id: str) -> str:
+    """Hash: registry name of a model → KnownRecord as JSON, of what this worker has near without holding it."""
+    return f"{_PREFIX}known:{worker_id}"
+
+
+def key_quota(tenant: str, what: str) -> str:
+    """What a tenant has used of a quota in its window; `what`: requests, tokens or in_flight."""
+    return f"{_PREFIX}quota:{tenant}:{what}"
 
 
 KEY_EVENTS = f"{_PREFIX}events"

@@ -8,10 +8,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from naru_proto.errors import InternalError
+
+INFO_DIGEST_BYTES = 16
+"""Of ModelInfoRecord.digest."""
 
 _R = TypeVar("_R", bound="_Record")
 
@@ -31,13 +34,24 @@ class _Record:
         """
         try:
             return cls._from_dict(json.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise InternalError(f"the route map holds {text[:80]!r}, not a {cls.__name__}: {exc}") from exc
 
     @classmethod
     def _from_dict(cls: type[_R], data: dict[str, Any]) -> _R:
         known = {f.name for f in dataclasses.fields(cls)}
         return cls(**{k: v for k, v in data.items() if k in known})
+
+
+def _listed(value: Any) -> list[Any]:
+    """A JSON array: a text, too, could be gone through piece by piece.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.80} is no list")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +80,44 @@ class ModelRecord(_Record):
     """Longest wait of a request while no copy is ready; 0: the router's own."""
     max_depth: int = 0
     """Most requests that wait; 0: the router's own."""
+    max_replicas: int = 0
+    """Most copies; 0: as many as there are workers."""
+    policy: str = "preferred"
+    """pinned, preferred or on_demand."""
+    priority: int = 100
+    """Weight in the choice of victims, in [1, 1000]."""
+    target_in_flight: int = 16
+    """Requests in flight that one copy should carry."""
+    target_queue_s: float = 1.0
+    """Longest wait for a first step that is not yet a shortage."""
+    scale_window_s: float = 30.0
+    scale_down_delay_s: float = 300.0
+    num_accelerators: int = 1
+    """That one copy is cut over."""
+    spread_key: str = ""
+    """Key of WorkerRecord.domains that copies are spread over; empty: by node."""
+    strategy: str = "prefix_affinity"
+    """prefix_affinity, least_loaded or round_robin."""
+    load_factor: float = 0.0
+    """See the router's setting; 0: that one."""
+    max_retries: int = 1
+    """Tries on other workers before the first byte."""
+    allow: tuple[str, ...] = ()
+    """Tenants that may use it; empty: all."""
+    cache_isolation: str = "isolated"
+    """isolated, after_system or shared."""
+    fallbacks: tuple[str, ...] = ()
+    """Names of entries that answer where no copy can be had, in this order."""
+    split: tuple[tuple[str, int], ...] = ()
+    """Names of entries that share its requests, with their weights; empty: itself alone."""
 
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> ModelRecord:
         known = {f.name for f in dataclasses.fields(cls)}
         data = {k: v for k, v in data.items() if k in known}
-        data["aliases"] = tuple(data.get("aliases", ()))
-        data["pools"] = tuple(data.get("pools", ()))
+        for name in ("aliases", "pools", "allow", "fallbacks"):
+            data[name] = tuple(_listed(data.get(name, [])))
+        data["split"] = tuple((name, weight) for name, weight in map(_listed, _listed(data.get("split", []))))
         return cls(**data)
 
 
@@ -89,7 +134,7 @@ class ModelInfoRecord(_Record):
 
     def digest(self) -> str:
         """Hex identity of the content."""
-        return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(self.to_json().encode(), digest_size=INFO_DIGEST_BYTES).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +184,15 @@ class WorkerRecord(_Record):
     used_bytes: int = 0
     leaving: bool = False
     """It was asked to end and still serves: its models are wanted elsewhere, and requests go there first."""
+    node: str = ""
+    """The machine it runs on; empty: not told."""
+    domains: dict[str, str] = field(default_factory=dict)
+    """Failure domains it stands in: key of a node label to its value."""
+    num_accelerators: int = 1
+    host_budget_bytes: int = 0
+    host_used_bytes: int = 0
+    known_version: int = 0
+    """Grows whenever its entry of key_known has changed."""
 
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> WorkerRecord:
@@ -146,3 +200,51 @@ class WorkerRecord(_Record):
         data = {k: v for k, v in data.items() if k in known}
         data["models"] = {name: ResidentRecord._from_dict(r) for name, r in data["models"].items()}
         return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRecord(_Record):
+    """A model that a worker does not hold, and has something of."""
+
+    tier: str
+    """host: packed, in its memory; disk: its files or packed image are there."""
+    num_bytes: int = 0
+    """Of the weights; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class FootprintRecord(_Record):
+    """What a copy takes, as measured at a load."""
+
+    weight_bytes: int
+    kv_min_bytes: int
+    """KV it starts with and keeps."""
+    private_bytes: int = 0
+    """What comes with it beside weights and KV."""
+    load_s: float = 0.0
+    """What a load from the nearest tier took, the last one."""
+    fetch_s: float = 0.0
+    """What a load took that had to fetch files; 0: not seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord(_Record):
+    """Who may act, until the key expires."""
+
+    holder: str
+    """Router id."""
+    token: int
+    """Fencing token: the one that a later holder gets is larger."""
+    worker_id: str = ""
+    """Of a load: where the model comes up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRecord(_Record):
+    """A router process's lease."""
+
+    router_id: str
+    address: str
+    """host:port of its HTTP server, as others reach it; empty: not told."""
+    since_s: int = 0
+    """Unix seconds of its start."""

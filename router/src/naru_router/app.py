@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
-import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
-import uvicorn
-
+from naru_proto.registry import RouterRecord
 from naru_proto.settings import SettingsError
-from naru_router.adapters.dispatcher import Dispatcher, DispatchSettings
+from naru_router.adapters.chooser import DispatchSettings
+from naru_router.adapters.dispatcher import Dispatcher
 from naru_router.adapters.facts import ModelFacts
 from naru_router.adapters.fleet import Fleet
+from naru_router.adapters.fleet_workers import FleetWorkers
 from naru_router.adapters.gate import Gate
 from naru_router.adapters.grpc_server import GrpcServer, InferenceService
-from naru_router.adapters.http.application import build_application
+from naru_router.adapters.http.application import Application
+from naru_router.adapters.http.counts import Counts
+from naru_router.adapters.http.explain import PlacementPages
 from naru_router.adapters.http.generation import Edge
 from naru_router.adapters.http.pages import Pages
+from naru_router.adapters.http.request_pages import RequestPages
+from naru_router.adapters.http.server import HttpServer
 from naru_router.adapters.jobs import JobMaker
+from naru_router.adapters.keeper.loop import KeeperLoop
+from naru_router.adapters.keeper.sight import Sight
+from naru_router.adapters.leases import Leases, connect
+from naru_router.adapters.listeners import listen
+from naru_router.adapters.load_desk import LoadDesk
 from naru_router.adapters.metrics import Metrics
+from naru_router.adapters.presence import Presence
 from naru_router.adapters.registry import RegistryReader
 from naru_router.adapters.templates import TemplateLimits, TemplateRenderer
+from naru_router.adapters.tenancy.quota_keeper import QuotaKeeper
+from naru_router.adapters.tenancy.tenancy import Tenancy
 from naru_router.core.holding import RingSettings
+from naru_router.core.keeper.keeper import Keeper
+from naru_router.core.overload import ShedLimits
+from naru_router.core.route_map import RouteMap
+from naru_router.core.token_sizes import TokenSizes
+from naru_router.core.traces import Traces
 from naru_router.core.waiting import WaitLimits
 from naru_router.settings import Settings
 
@@ -32,22 +50,7 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 2.0
 """For the last bytes of requests that were ended at the drain deadline."""
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: signals are the app's."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.has_started = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.has_started.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+_WILDCARDS = ("0.0.0.0", "::", "")
 
 
 class App:
@@ -57,14 +60,16 @@ class App:
         self,
         settings: Settings,
         *,
-        http: _HttpServer,
+        http: HttpServer,
         grpc: GrpcServer,
         registry: RegistryReader,
         fleet: Fleet,
         dispatcher: Dispatcher,
-        renderer: TemplateRenderer,
         gate: Gate,
+        services: Mapping[str, Callable[[], Awaitable[None]]],
+        closers: Sequence[Callable[[], Awaitable[None]]],
     ) -> None:
+        """`services` run beside the servers by their names; `closers` are called in order at the end."""
         self.fleet = fleet
         self.registry = registry
         self.dispatcher = dispatcher
@@ -74,8 +79,9 @@ class App:
         self._settings = settings
         self._http = http
         self._grpc = grpc
-        self._renderer = renderer
-        self._tasks: list[asyncio.Task[None]] = []
+        self._services = services
+        self._closers = closers
+        self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
         """Listens and starts reading the route map; returns when requests can come.
@@ -83,19 +89,21 @@ class App:
         Raises:
             SettingsError: a port cannot be had.
         """
-        listener = _listen(self._settings.host, self._settings.http_port)
+        settings = self._settings
+        listeners = [listen(settings.host, settings.http_port, "--http-port", is_shared=settings.share_ports)]
         try:
-            await self._grpc.start(self._settings.host, self._settings.grpc_port)
-        except OSError as exc:
-            listener.close()
+            if settings.process_port:
+                listeners.append(listen(settings.host, settings.process_port, "--process-port"))
+            await self._grpc.start(settings.host, settings.grpc_port)
+        except (OSError, SettingsError) as exc:
+            for listener in listeners:
+                listener.close()
             raise SettingsError(str(exc)) from exc
-        self.http_port = listener.getsockname()[1]
+        self.http_port = listeners[0].getsockname()[1]
         self.grpc_port = self._grpc.port
-        self._tasks = [
-            asyncio.create_task(self.registry.run(), name="registry"),
-            asyncio.create_task(self._http.serve(sockets=[listener]), name="http"),
-        ]
-        await self._http.has_started.wait()
+        await self._http.start(listeners)
+        self._tasks = [asyncio.create_task(self._http.wait(), name="http")]
+        self._tasks += [asyncio.ensure_future(run()) for run in self._services.values()]
         await self._grpc.set_serving(True)
 
     async def wait(self) -> None:
@@ -117,74 +125,99 @@ class App:
 
     async def stop(self) -> None:
         """Ends everything."""
-        self._http.should_exit = True
-        await self._grpc.stop(STOP_GRACE_S)
-        if self._tasks:
-            await asyncio.gather(self._tasks[1], return_exceptions=True)
+        await asyncio.gather(self._http.stop(STOP_GRACE_S), self._grpc.stop(STOP_GRACE_S))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.fleet.close()
-        self._renderer.close()
+        for close in self._closers:
+            await close()
 
 
 def build(settings: Settings) -> App:
-    """Makes a router of its settings. Needs a running event loop; starts nothing."""
-    metrics = Metrics()
-    gate = Gate()
+    """Makes a router of its settings. Needs a running event loop; starts nothing.
+
+    Raises:
+        SettingsError: the tenants file or the address of Redis cannot be used.
+    """
+    router_id = secrets.token_hex(8)
+    metrics, gate, sizes, traces = Metrics(), Gate(), TokenSizes(), Traces(settings.num_traces)
     fleet = Fleet(id_prefix=secrets.token_hex(6), metrics=metrics)
+
+    def take(route_map: RouteMap) -> None:
+        fleet.seed = registry.seed
+        metrics.routers.set(presence.num_routers)
+        fleet.apply(route_map)
+
     try:
         registry = RegistryReader(
-            settings.redis_url, poll_interval_s=settings.registry_poll_s, listener=fleet.apply, metrics=metrics
+            settings.redis_url, poll_interval_s=settings.registry_poll_s, listener=take, metrics=metrics
         )
+        client = connect(settings.redis_url)
     except ValueError as exc:
         raise SettingsError(f"redis_url cannot be used: {exc}; it must be like redis://host:6379/0") from exc
-    ring = RingSettings(settings.load_factor, settings.num_virtual_nodes)
-    placing = DispatchSettings(WaitLimits(settings.model_wait_s, settings.max_waiting_per_model), ring)
-    dispatcher = Dispatcher(fleet, placing, metrics, refresh=registry.refresh)
+    presence = Presence(client, RouterRecord(router_id, _address(settings), int(time.time())))
+    quotas = QuotaKeeper(client, router_id, lambda: presence.num_routers, metrics)
+    tenancy = Tenancy(settings.tenants_file, quotas, metrics, seed=lambda: registry.seed)
+    leases, workers = Leases(client, router_id), FleetWorkers(fleet)
+    desk = LoadDesk(leases, workers, router_id=router_id)
+    keeper = KeeperLoop(Keeper(), Sight(lambda: fleet.route_map, fleet.news.load), workers, leases, metrics)
+    placing = DispatchSettings(
+        WaitLimits(settings.model_wait_s, settings.max_waiting_per_model),
+        RingSettings(settings.load_factor, settings.num_virtual_nodes),
+        ShedLimits(settings.max_queue_s),
+    )
+    dispatcher = Dispatcher(
+        fleet, desk, tenancy, placing, metrics, sizes=sizes, traces=traces, refresh=registry.refresh
+    )
     limits = TemplateLimits(settings.template_max_steps, settings.template_max_chars, settings.template_timeout_s)
     renderer = TemplateRenderer(limits)
-    jobs = JobMaker(fleet, ModelFacts(fleet, dispatcher, refresh=registry.refresh), renderer, metrics)
-    edge = Edge(jobs, dispatcher, gate, metrics, settings.max_body_bytes)
-    application = build_application(edge, Pages(fleet, registry, gate, metrics))
-    config = uvicorn.Config(
-        application,
-        lifespan="off",
-        http="httptools",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(STOP_GRACE_S),
+    facts = ModelFacts(fleet, dispatcher, dispatcher.times, max_wait_s=settings.model_wait_s, refresh=registry.refresh)
+    jobs = JobMaker(fleet, facts, renderer, sizes, metrics)
+    edge = Edge(jobs, dispatcher, gate, Counts(metrics), settings.max_body_bytes, tenancy.caller, tenancy.rate_headers)
+    request_pages = RequestPages(traces, jobs, dispatcher, tenancy.caller_by, settings.max_body_bytes)
+    placement_pages = PlacementPages(keeper, lambda: fleet.route_map, tenancy.caller_by)
+    application = Application(
+        edge,
+        Pages(fleet, registry, gate, metrics, tenancy, presence),
+        [*request_pages.routes(), *placement_pages.routes()],
     )
-    grpc = GrpcServer(InferenceService(fleet, jobs, dispatcher, gate, metrics), settings.max_body_bytes)
+    http = HttpServer(
+        application.handle,
+        max_body_bytes=settings.max_body_bytes,
+        max_unsent_bytes=settings.max_unsent_bytes,
+        send_timeout_s=settings.send_timeout_s,
+        is_leaving=lambda: gate.is_leaving,
+        on_slow_client=metrics.slow_clients.inc,
+    )
+    grpc = GrpcServer(
+        InferenceService(fleet, jobs, dispatcher, gate, metrics, tenancy.caller),
+        settings.max_body_bytes,
+        is_shared=settings.share_ports,
+    )
+
+    async def close_renderer() -> None:
+        renderer.close()
+
+    services = {"registry": registry.run, "presence": presence.run, "quotas": quotas.run, "keeper": keeper.run}
+    if settings.tenants_file:
+        services["tenants"] = tenancy.run
     return App(
         settings,
-        http=_HttpServer(config),
+        http=http,
         grpc=grpc,
         registry=registry,
         fleet=fleet,
         dispatcher=dispatcher,
-        renderer=renderer,
         gate=gate,
+        services=services,
+        closers=(desk.close, client.aclose, fleet.close, close_renderer),
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        SettingsError: the address cannot be had.
-    """
-    # asyncio turns Nagle's algorithm off only where the protocol number says TCP; 0, the default, would cost 40 ms.
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as exc:
-        listener.close()
-        message = f"HTTP cannot listen on {host}:{port}: {exc.strerror}; free the port or set --http-port"
-        raise SettingsError(message) from exc
-    return listener
+def _address(settings: Settings) -> str:
+    """At which others reach the HTTP server; empty: not known."""
+    port = settings.process_port or (0 if settings.share_ports else settings.http_port)
+    if settings.advertise_address or settings.host in _WILDCARDS or not port:
+        return settings.advertise_address
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{host}:{port}"

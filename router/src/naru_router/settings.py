@@ -26,6 +26,13 @@ class Settings:
     """Port of the OpenAI API; 0 takes a free one."""
     grpc_port: int = PORT_ROUTER_GRPC
     """Port of the gRPC API; 0 takes a free one."""
+    num_processes: int = 1
+    """Router processes behind the same two ports, each a router of its own; about one a core."""
+    process_port: int = 0
+    """With several processes: number i of them, from 0, serves HTTP at this port plus i as well, so that the metrics
+    of each can be read; 0: it does not."""
+    share_ports: bool = False
+    """Let other processes of this user listen on the same ports; set by the one that starts several."""
     redis_url: str = "redis://127.0.0.1:6379/0"
     """Where the route map is: redis://, rediss:// or unix://."""
     registry_poll_s: float = 1.0
@@ -35,8 +42,22 @@ class Settings:
     """Most seconds a request waits for a model to be loaded, here or on a worker; then 503."""
     max_waiting_per_model: int = 1024
     """Most requests that wait for one model to be loaded; more are refused with 429."""
+    max_queue_s: float = 60.0
+    """Longest wait for its turn on a worker that a request of priority 0 is sent into; above it 429. Each priority
+    up or down is a sixth less or a fifth more."""
+    tenants_file: str = ""
+    """YAML file of tenants with their keys and quotas; empty: everybody may use everything."""
+    advertise_address: str = ""
+    """host:port at which others reach this router's HTTP; empty: as it listens, where that is one address."""
+    num_traces: int = 4096
+    """Most requests whose decisions are remembered for `naru explain request`; 0: none."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body."""
+    max_unsent_bytes: int = 64 * 1024 * 1024
+    """Most bytes of answers that wait for clients who read too slowly, all together; past it the slowest is
+    disconnected."""
+    send_timeout_s: float = 30.0
+    """A client that takes nothing of its answer for so many seconds is disconnected."""
     load_factor: float = 1.25
     """How far above the mean a worker's requests in flight may go before its keys move on; at least 1."""
     num_virtual_nodes: int = 128
@@ -62,14 +83,22 @@ class Settings:
         Raises:
             SettingsError: naming the setting, its value and what it must be.
         """
-        for name in ("http_port", "grpc_port"):
+        require("num_processes", self.num_processes, 1 <= self.num_processes <= 256, "in [1, 256]")
+        for name in ("http_port", "grpc_port", "process_port"):
             require(name, getattr(self, name), 0 <= getattr(self, name) <= 65535, "in [0, 65535]")
-        for name in ("registry_poll_s", "template_timeout_s"):
+        for name in ("registry_poll_s", "template_timeout_s", "send_timeout_s"):
             require(name, getattr(self, name), 0.01 <= getattr(self, name) <= 3600, "in [0.01, 3600]")
-        for name in ("model_wait_s", "leave_delay_s", "drain_timeout_s"):
+        for name in ("model_wait_s", "leave_delay_s", "drain_timeout_s", "max_queue_s"):
             require(name, getattr(self, name), 0 <= getattr(self, name) <= 86400, "in [0, 86400]")
-        for name in ("max_waiting_per_model", "max_body_bytes", "template_max_steps", "template_max_chars"):
+        for name in (
+            "max_waiting_per_model",
+            "max_body_bytes",
+            "max_unsent_bytes",
+            "template_max_steps",
+            "template_max_chars",
+        ):
             require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        require("num_traces", self.num_traces, 0 <= self.num_traces <= 1_000_000, "in [0, 1000000]")
         require("load_factor", self.load_factor, 1.0 <= self.load_factor <= 1000.0, "in [1, 1000]")
         require("num_virtual_nodes", self.num_virtual_nodes, 1 <= self.num_virtual_nodes <= 4096, "in [1, 4096]")
         levels = ("debug", "info", "warning", "error")

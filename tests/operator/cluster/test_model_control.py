@@ -56,7 +56,8 @@ async def test_a_model_that_is_deleted_leaves_nothing(rig: ClusterRig) -> None:
 
 async def test_a_new_leader_that_finds_all_in_place_writes_nothing_and_loads_nothing(rig: ClusterRig) -> None:
     for index in range(4):
-        rig.kube.put(model(f"m{index}"))
+        # Half of them may have more copies, and are known where they are not loaded.
+        rig.kube.put(model(f"m{index}", replicas={"min": 1} if index % 2 else {"min": 1, "max": 1}))
     await rig.converge()
     before = len(rig.kube.writes), rig.records(), rig.num_commands
     await rig.restart()

@@ -10,6 +10,7 @@ from model_world import START_S, World, raw_model, raw_pool
 from naru_operator.core.kube import Object, ObjectKey
 from naru_operator.core.models.claims import Claim, judge, pool_owners
 from naru_proto.crd.v1alpha1 import ModelDeployment, WorkerPool
+from naru_proto.registry import ModelRecord
 
 
 def pool(name: str = "p", labels: dict[str, str] | None = None, **spec: Any) -> WorkerPool:
@@ -18,7 +19,7 @@ def pool(name: str = "p", labels: dict[str, str] | None = None, **spec: Any) -> 
 
 def claims(*models: Object, pools: tuple[WorkerPool, ...] = (pool(),)) -> dict[str, Claim]:
     """By namespace/name."""
-    found = judge([ModelDeployment.model_validate(raw) for raw in models], {}, {}, pool_owners(pools)[0])
+    found = judge([ModelDeployment.model_validate(raw) for raw in models], {}, {}, pool_owners(pools)[0], {})
     return {str(key): claim for key, claim in found.items()}
 
 
@@ -127,7 +128,6 @@ def test_only_pools_that_can_load_it_may_hold_it(
         ([raw_model("m", "x", 5), raw_model("m", "y", 5)], {"x/m"}),
         ([raw_model("m", "x", 5, alias="n"), raw_model("n", "y", 6)], {"x/m"}),
         ([raw_model("m", "x", 7, alias="n"), raw_model("n", "y", 6)], {"y/n"}),
-        ([raw_model("a", "x", 5, alias="z"), raw_model("b", "y", 6, alias="z")], {"x/a"}),
         # Who loses its own name takes no other one.
         (
             [raw_model("m", "x", 1), raw_model("m", "y", 2, alias="z"), raw_model("c", "y", 3, alias="z")],
@@ -145,7 +145,6 @@ def test_only_pools_that_can_load_it_may_hold_it(
         "by key",
         "an older alias",
         "an older name",
-        "aliases",
         "a loser's alias",
         "an edited alias",
         "an edited alias, both edited",
@@ -186,20 +185,50 @@ def test_an_object_that_cannot_be_read_keeps_its_name() -> None:
     raw = raw_model("m", "x", 1)
     key = ObjectKey("x", "m")
     younger = ModelDeployment.model_validate(raw_model("m", "y", 2))
-    found = judge([younger], {key: "spec.model.uri: bad"}, {key: raw}, {"p": pool()})
+    found = judge([younger], {key: "spec.model.uri: bad"}, {key: raw}, {"p": pool()}, {})
     assert (found[key].reason, found[key].owns_name) == ("InvalidSpec", True)
     assert found[ObjectKey("y", "m")].reason == "NameConflict"
     # Not even its metadata can be read.
-    found = judge([younger], {key: "bad"}, {key: {"metadata": {"creationTimestamp": 7}, "status": []}}, {"p": pool()})
+    found = judge(
+        [younger], {key: "bad"}, {key: {"metadata": {"creationTimestamp": 7}, "status": []}}, {"p": pool()}, {}
+    )
     assert found[ObjectKey("y", "m")].is_accepted
 
 
-def test_fields_that_nothing_acts_on_are_named() -> None:
-    plain, rich = claims(
-        raw_model("a"), raw_model("b", tenancy={"allow": ["t"]}, replicas={"min": 1, "max": 2})
+def test_every_field_about_requests_and_copies_is_acted_on() -> None:
+    (found,) = claims(
+        raw_model(
+            "m",
+            tenancy={"allow": ["t"], "cacheIsolation": "Shared"},
+            replicas={"min": 1, "max": 2},
+            scaling={"targetInFlight": 2},
+            routing={"strategy": "RoundRobin", "split": [{"model": "m", "weight": 1}], "fallbacks": ["n"]},
+        )
     ).values()
-    assert "nothing acts on" not in plain.message
-    assert "nothing acts on spec.replicas.max, spec.tenancy yet" in rich.message
+    assert (found.is_accepted, found.message) == (True, "its names are its own and pools can load it")
+
+
+def test_an_alias_that_another_one_has_is_waited_for() -> None:
+    models = [raw_model("a", "x", 5, alias="z"), raw_model("b", "y", 6, alias="z")]
+    for order in (models, models[::-1]):
+        first, second = claims(*order).values()
+        assert (first.is_accepted, first.reason, first.owns_alias) == (True, "Accepted", True)
+        assert (second.is_accepted, second.reason, second.owns_alias) == (True, "AliasWaits", False)
+        assert "the alias 'z' is ModelDeployment x/a's; take it out there" in second.message
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["by its registry entry", "by its status"])
+def test_who_answers_to_an_alias_keeps_it_when_something_else_of_it_is_edited(is_told: bool) -> None:
+    younger, older = raw_model("new", "x", 9, alias="z"), raw_model("old", "y", 1, alias="z")
+    if is_told:
+        waiting = accepted(older)
+        waiting["status"]["conditions"][0]["reason"] = "AliasWaits"
+        found = claims(accepted(younger), waiting)
+    else:
+        deployments = [ModelDeployment.model_validate(raw) for raw in (accepted(younger, generation=0), older)]
+        records = {"new": ModelRecord("new", "pypi://new", 1, aliases=("z",), target="new@a")}
+        found = {str(key): each for key, each in judge(deployments, {}, {}, {"p": pool()}, records).items()}
+    assert [(key, claim.owns_alias) for key, claim in found.items()] == [("x/new", True), ("y/old", False)]
 
 
 def test_pool_names_belong_to_the_oldest_and_deleted_ones_to_nobody() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from model_world import Held, Worker, World, raw_model, raw_pool, revision_of, without_memory
 
 from naru_operator.core.kube import ObjectKey
-from naru_operator.core.model_plan import KNOWN
+from naru_operator.core.model_plan import AT_REST, EVICTED, KNOWN
 from naru_operator.core.models.plan import plan_models
 from naru_proto import names
 
@@ -24,9 +24,11 @@ URIS = ["pypi://one", "pypi://two", "pypi://bad"]
 @st.composite
 def specs(draw: st.DrawFn) -> dict[str, Any]:
     policy = draw(st.sampled_from(["Preferred", "Preferred", "OnDemand", "Pinned"]))
+    num_copies = draw(st.integers(1 if policy == "Pinned" else 0, 3))
+    most = draw(st.sampled_from([max(1, num_copies), num_copies + 1, None]))
     spec: dict[str, Any] = {
         "model": {"uri": draw(st.sampled_from(URIS))},
-        "replicas": {"min": draw(st.integers(1 if policy == "Pinned" else 0, 3))},
+        "replicas": {"min": num_copies, "max": most},
         "residency": {"policy": policy, "priority": draw(st.sampled_from([100, 200]))},
         "rollout": {"strategy": draw(st.sampled_from(["Surge", "Surge", "Recreate"])), "historyLimit": 1},
         "placement": {"poolSelector": {"matchLabels": draw(st.sampled_from([{}, {}, {"tier": "q"}]))}},
@@ -67,9 +69,9 @@ def act(world: World, action: str, data: st.DataObject) -> None:
             pool = data.draw(st.sampled_from(["p", "q"]))
             world.workers[f"{pool}-{len(world.workers)}-{world.now_s}"] = Worker(pool)
         case "evict" | "request":
-            before, after = ("ready", KNOWN) if action == "evict" else (KNOWN, "loading")
+            before, after = (("ready",), EVICTED) if action == "evict" else (AT_REST, "loading")
             for held in (held for worker in world.workers.values() for held in worker.models.values()):
-                if held.state == before and data.draw(st.booleans()):
+                if held.state in before and data.draw(st.booleans()):
                     held.state = after
         case "restart operator":
             world.restart_operator()
@@ -103,8 +105,13 @@ def check_rest(world: World) -> None:
             assert set(states) >= eligible
         else:
             num_copies = min(spec["replicas"]["min"], len(eligible))
-            assert len(set(states) & eligible) == num_copies
-            assert set(verdict.placed_on) == set(states) & eligible
+            copies = {worker_id for worker_id in eligible & states.keys() if states[worker_id] != KNOWN}
+            may_grow = spec["replicas"].get("max") != spec["replicas"]["min"]
+            # What requests and the keeper have brought up beside them is theirs.
+            assert len(copies) >= num_copies if may_grow else len(copies) == num_copies
+            assert set(states) >= eligible if may_grow else copies == set(states) & eligible
+            assert set(verdict.placed_on) <= copies
+            assert len(verdict.placed_on) == num_copies
     held = {name for worker in world.workers.values() for name in worker.models}
     assert held <= wanted
     assert {name for name, record in world.records.items() if record.is_revision} <= wanted

@@ -6,7 +6,7 @@ import pytest
 from model_world import KEY, Held, Worker, World, raw_model, raw_pool, revision_of, steps, verdict, world_of
 
 from naru_operator.core.kube import ObjectKey
-from naru_operator.core.model_plan import KNOWN
+from naru_operator.core.model_plan import EVICTED
 from naru_proto import names
 from naru_proto.crd.v1alpha1 import ModelDeploymentStatus
 
@@ -86,7 +86,7 @@ def test_what_is_ready_on_a_leaving_worker_comes_up_on_a_staying_one(policy: str
 def test_a_copy_that_was_evicted_comes_back_when_the_last_ready_one_leaves() -> None:
     world = world_of(num_workers=2, replicas={"min": 2})
     name = revision_of(world, "m")
-    world.workers["p-0"].models[name].state = KNOWN
+    world.workers["p-0"].models[name].state = EVICTED
     assert world.turn().is_empty
     world.workers["p-1"].leaving = True
     assert steps(world)[0] == [("p-0", name)]

@@ -9,7 +9,7 @@ import pytest
 from model_world import World, raw_model, raw_pool
 
 from naru_operator.core.kube import ObjectKey
-from naru_operator.core.model_plan import KNOWN, ObservedModel
+from naru_operator.core.model_plan import EVICTED, ObservedModel
 from naru_operator.core.models.changes import is_progress_only, model_events
 from naru_operator.core.models.facts import CopyFact, Eviction, ModelFacts, model_facts, read_eviction
 from naru_operator.core.models.model import ClusterWorker, Verdict
@@ -246,7 +246,7 @@ def worker(worker_id: str, models: dict[str, str], known: tuple[str, ...] = (), 
         worker_id, "x:1", "e", {name: ResidentRecord(state, 1) for name, state in models.items()}, pool="p", **fields
     )
     observed = {name: ObservedModel(state, 1) for name, state in models.items()}
-    return ClusterWorker(record, observed | {name: ObservedModel(KNOWN, 1) for name in known})
+    return ClusterWorker(record, observed | {name: ObservedModel(EVICTED, 1) for name in known})
 
 
 def test_facts_are_of_the_revisions_that_serve_and_are_wanted_alone() -> None:

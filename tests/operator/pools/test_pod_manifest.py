@@ -178,6 +178,7 @@ def test_identity_comes_from_the_downward_api_and_redis_from_its_secret() -> Non
     found = env(pod())
     assert found["NARU_WORKER_ID"] == {"fieldRef": {"fieldPath": "metadata.name"}}
     assert found["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert found["NARU_WORKER_NODE"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
     assert found["NARU_WORKER_REDIS_URL"] == {"secretKeyRef": {"name": "naru-redis", "key": "url"}}
     order = [each["name"] for each in container(pod())["env"]]
     assert order.index("POD_IP") < order.index("NARU_WORKER_ADVERTISE"), "$(POD_IP) stands only for variables above"

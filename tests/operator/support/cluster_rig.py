@@ -44,8 +44,10 @@ def pool(name: str = "default", workers: int = 2, **spec: Any) -> Object:
 
 
 def model(name: str, uri: str = "hf://org/one", **spec: Any) -> Object:
+    """One copy of a model, unless the spec says how many."""
     metadata = {"name": name, "namespace": NAMESPACE}
-    return {"apiVersion": API, "kind": "ModelDeployment", "metadata": metadata, "spec": {"model": {"uri": uri}, **spec}}
+    spec = {"model": {"uri": uri}, "replicas": {"min": 1, "max": 1}, **spec}
+    return {"apiVersion": API, "kind": "ModelDeployment", "metadata": metadata, "spec": spec}
 
 
 def condition(obj: Object, kind: str) -> Object:

@@ -22,8 +22,8 @@ def router(port: int, models: list[str]) -> None:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Any path lists the models."""
-            body = json.dumps({"data": [{"id": model} for model in models]}).encode()
+            """Any path tells the models, as readiness does."""
+            body = json.dumps({"models": dict.fromkeys(models, 1)}).encode()
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body)

@@ -26,8 +26,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.models: dict[str, ResidentRecord] = {}
         self.known: set[str] = set()
         """Told of, and not in `models`: no lease shows them."""
+        self.told: dict[str, worker_pb2.KnownModel] = {}
+        """What it was told of and not told to forget."""
         self.newest: dict[str, int] = {}
         """Model to the newest generation seen; older ones are refused."""
+        self.node = ""
         self.is_mute = False
         """Explains nothing, ever."""
         self.loads: list[worker_pb2.LoadRequest] = []
@@ -44,6 +47,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         """Progress, then the end that the test wants."""
         self.loads.append(request)
         await self._refuse_stale(request.model, request.generation, context)
+        if self.abort is None:
+            told = worker_pb2.KnownModel(model=request.model, generation=request.generation, tier=request.tier)
+            self.told[request.model] = told
         if request.tier == worker_pb2.TIER_COLD and self.abort is None and self.error is None:
             self.known.add(request.model)
             yield worker_pb2.LoadProgress(state=COLD)
@@ -65,7 +71,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         await self._refuse_stale(request.model, request.generation, context)
         self.models.pop(request.model, None)
         self.known.discard(request.model)
+        self.told.pop(request.model, None)
         return worker_pb2.UnloadReply()
+
+    async def Describe(self, request: worker_pb2.DescribeRequest, context: Any) -> worker_pb2.DescribeReply:
+        """What it knows."""
+        return worker_pb2.DescribeReply(worker_id=self.worker_id, known=self.told.values())
 
     async def Explain(self, request: worker_pb2.ExplainRequest, context: Any) -> worker_pb2.ExplainReply:
         """Two sentences."""
@@ -97,7 +108,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     async def renew(self, **changes: Any) -> None:
         """Writes the lease as things are now."""
-        fields = {"epoch": "1", "models": dict(self.models), **changes}
+        fields = {"epoch": "1", "models": dict(self.models), "node": self.node, **changes}
         record = WorkerRecord(self.worker_id, self.address, **fields)
         await self._redis.set(names.key_worker(self.worker_id), record.to_json())
         await self._redis.sadd(names.KEY_WORKERS, self.worker_id)

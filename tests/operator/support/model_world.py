@@ -13,11 +13,12 @@ from typing import Any
 
 from naru_operator.core.desired import Tier
 from naru_operator.core.kube import Object, ObjectKey, key_of
-from naru_operator.core.model_plan import KNOWN, Applied, LoadModel, ObservedModel, UnloadModel
+from naru_operator.core.model_plan import AT_REST, KNOWN, Applied, LoadModel, ObservedModel, UnloadModel
 from naru_operator.core.models.facts import model_facts
 from naru_operator.core.models.model import ClusterWorker, ModelsPlan, ModelsSnapshot, Verdict
 from naru_operator.core.models.plan import plan_models
 from naru_operator.core.models.status import model_status
+from naru_operator.core.placement import NO_FACTS
 from naru_proto import names
 from naru_proto.crd.units import timestamp_of
 from naru_proto.crd.v1alpha1 import ModelDeployment, ModelDeploymentStatus, WorkerPool
@@ -28,8 +29,15 @@ START_S = 1_700_000_000
 COPY_BYTES = 10
 
 
+def fixed(spec: dict[str, Any]) -> dict[str, Any]:
+    """The spec with as many copies at most as at least, unless it says how many there may be; None: any number."""
+    replicas = dict(spec.get("replicas") or {"min": 1})
+    replicas.setdefault("max", max(1, replicas.get("min", 1)))
+    return {**spec, "replicas": {name: value for name, value in replicas.items() if value is not None}}
+
+
 def raw_model(name: str, namespace: str = "default", created_s: int = START_S, **spec: Any) -> Object:
-    """A ModelDeployment as the API server holds it."""
+    """A ModelDeployment as the API server holds it; see `fixed`."""
     return {
         "apiVersion": API,
         "kind": "ModelDeployment",
@@ -40,7 +48,7 @@ def raw_model(name: str, namespace: str = "default", created_s: int = START_S, *
             "generation": 1,
             "creationTimestamp": timestamp_of(created_s).isoformat(),
         },
-        "spec": {"model": {"uri": f"pypi://{name}"}, **spec},
+        "spec": {"model": {"uri": f"pypi://{name}"}, **fixed(spec)},
     }
 
 
@@ -72,6 +80,7 @@ class Worker:
     models: dict[str, Held] = field(default_factory=dict)
     newest: dict[str, int] = field(default_factory=dict)
     leaving: bool = False
+    node: str = ""
 
     def record(self, worker_id: str) -> WorkerRecord:
         """Its lease."""
@@ -86,7 +95,7 @@ class Worker:
                 last_used_s=held.last_used_s,
             )
             for name, held in self.models.items()
-            if held.state != KNOWN
+            if held.state not in AT_REST
         }
         used = sum(record.num_bytes for record in models.values())
         return WorkerRecord(
@@ -98,6 +107,7 @@ class Worker:
             budget_bytes=self.budget_bytes,
             used_bytes=used,
             leaving=self.leaving,
+            node=self.node,
         )
 
 
@@ -117,6 +127,7 @@ class World:
         self.started_s: Mapping[str, int] = {}
         self.refused: dict[str, int] = {}
         self.failed: dict[str, str] = {}
+        self.facts = NO_FACTS
         self.now_s = START_S + 1000
         self.is_uneven = False
         """Loads take one step on the first worker, two on the second and so on."""
@@ -133,9 +144,9 @@ class World:
         return key
 
     def edit(self, name: str, namespace: str = "default", **spec: Any) -> None:
-        """Changes fields of a spec."""
+        """Changes fields of a spec; see `fixed`."""
         raw = self.objects[ObjectKey(namespace, name)]
-        self.apply({**raw, "spec": {**raw["spec"], **spec}})
+        self.apply({**raw, "spec": {**raw["spec"], **(fixed(spec) if "replicas" in spec else spec)}})
 
     def delete(self, key: ObjectKey) -> None:
         """`kubectl delete`; the garbage collector takes its revisions."""
@@ -163,6 +174,7 @@ class World:
             applied=self.applied,
             refused=dict(self.refused),
             failed=dict(self.failed),
+            placement=self.facts,
             started_s=self.started_s,
         )
 
@@ -274,7 +286,7 @@ class World:
         assert not worker.leaving, "nothing is taken off a worker that leaves"
         if self._takes(worker, command.model, command.generation):
             held = worker.models[command.model]
-            if held.state in (KNOWN, "failed"):
+            if held.state in (*AT_REST, "failed"):
                 del worker.models[command.model]
             else:
                 held.state, held.generation = "draining", command.generation

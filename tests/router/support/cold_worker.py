@@ -9,6 +9,7 @@ from typing import Any
 from router_rig import MODEL, Rig
 from stub_worker import StubWorker, fail, say
 
+from naru_proto.errors import ModelNotFound
 from naru_proto.v1 import worker_pb2 as wire
 
 
@@ -24,12 +25,15 @@ class ColdWorker:
         self.may_load.set()
         self.refusal = ""
         """Code of the error that ends the requests it holds."""
+        self.eta_s = 0.0
+        """What it says that a load takes."""
         self.stub: StubWorker
         self._load: asyncio.Task[None] | None = None
 
     async def start(self, worker_id: str) -> None:
         """Serves, with a lease that shows no model."""
         self.stub = await self._rig.start_worker(worker_id, self._answer, models=())
+        self.stub.on_move = self._move
 
     async def show(self, state: str = "", **fields: Any) -> None:
         """Renews the lease: the model in a state, or not there."""
@@ -41,17 +45,26 @@ class ColdWorker:
         if not self.knows:
             script = fail("model_not_found", "not known here")
         else:
-            if self._load is None:
-                self._load = asyncio.create_task(self._bring_up())
-            await asyncio.shield(self._load)
+            await asyncio.shield(self._begin())
             script = fail(self.refusal, "no room for it", retryable=True) if self.refusal else say("Hel", "lo")
         async for delta in script(request):
             yield delta
 
+    async def _move(self, request: wire.MoveRequest) -> wire.MoveReply:
+        if not self.knows:
+            raise ModelNotFound("not known here")
+        self._begin()
+        return wire.MoveReply(state=wire.MODEL_STATE_LOADING, eta_s=self.eta_s)
+
+    def _begin(self) -> asyncio.Task[None]:
+        if self._load is None:
+            self._load = asyncio.create_task(self._bring_up())
+        return self._load
+
     async def _bring_up(self) -> None:
         self.num_loads += 1
         self.stub.changed.set()
-        await self.show("loading")
+        await self.show("loading", eta_s=self.eta_s)
         await self.may_load.wait()
         if not self.refusal:
             await self.show("ready")

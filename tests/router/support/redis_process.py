@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import redis
@@ -37,6 +40,16 @@ class RedisProcess:
         """Empties it."""
         with redis.Redis.from_url(self.url) as client:
             client.flushall()
+
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """It takes connections and commands, and answers nothing."""
+        assert self._process is not None, "it runs"
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """Ends it."""

@@ -114,7 +114,8 @@ class Rig:
         self.app = build(Settings(**{**defaults, **settings}))
         self._has_router = True
         await self.app.start()
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.app.http_port}", timeout=20)
+        headers = {names.HEADER_EXPLAIN: "1"}  # many tests ask where a request went
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.app.http_port}", timeout=20, headers=headers)
         num_up = len(self.workers) if wait_for is None else wait_for
         await self.until(lambda: self.app.registry.status.has_map and self.app.fleet.num_up() >= num_up)
         return self.app

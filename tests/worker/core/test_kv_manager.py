@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from naru_worker.core.kv_manager import KVManager
+from naru_worker.core.prompt_marks import NO_MARKS, PromptMarks
 from naru_worker.core.request import Request, RequestId, Sequence, SequenceState
+from naru_worker.core.route_marks import KeyChanges
 from naru_worker.core.sampling import SamplingParams
 
 BLOCK = 4
@@ -15,9 +17,22 @@ def make_kv(num_blocks: int = 16, *, enable_prefix_caching: bool = True) -> KVMa
     return KVManager(num_blocks, BLOCK, model_revision="rev", enable_prefix_caching=enable_prefix_caching)
 
 
-def sequences(prompt: range | list[int], n: int = 1, adapter: str = "", cache_salt: bytes = b"") -> list[Sequence]:
+def sequences(
+    prompt: range | list[int],
+    n: int = 1,
+    adapter: str = "",
+    cache_salt: bytes = b"",
+    marks: PromptMarks = NO_MARKS,
+) -> list[Sequence]:
     request = Request(
-        RequestId("r"), tuple(prompt), SamplingParams(n=n), seed=0, arrival=0, adapter=adapter, cache_salt=cache_salt
+        RequestId("r"),
+        tuple(prompt),
+        SamplingParams(n=n),
+        seed=0,
+        arrival=0,
+        adapter=adapter,
+        cache_salt=cache_salt,
+        marks=marks,
     )
     return request.sequences
 
@@ -263,3 +278,84 @@ def test_impossible_sizes_are_refused() -> None:
     kv = make_kv(num_blocks=5)
     assert kv.can_ever_fit(16)
     assert not kv.can_ever_fit(17)
+
+
+def shared(num_blocks: int) -> PromptMarks:
+    return PromptMarks(num_shared_blocks=num_blocks)
+
+
+def test_tenants_share_the_blocks_of_the_shared_part_and_nothing_behind_it() -> None:
+    kv = make_kv(num_blocks=64)
+    (first,) = sequences(range(4 * BLOCK + 1), cache_salt=b"a", marks=shared(2))
+    compute(kv, first)
+
+    def num_hits(prompt: range, salt: bytes, num_shared: int) -> int:
+        (sequence,) = sequences(prompt, cache_salt=salt, marks=shared(num_shared))
+        return kv.match(sequence).num_tokens // BLOCK
+
+    whole = range(4 * BLOCK + 1)
+    assert num_hits(whole, b"a", 2) == 4
+    assert num_hits(whole, b"b", 2) == 2
+    assert num_hits(whole, b"", 2) == 2
+    assert num_hits(whole, b"b", 1) == 1
+    # Whoever calls more of it shared, or nothing, finds no more of it.
+    assert num_hits(whole, b"b", 4) == 2
+    assert num_hits(whole, b"a", 0) == num_hits(whole, b"", 0) == num_hits(whole, b"b", 0) == 0
+
+
+def test_what_others_cached_without_a_shared_part_is_not_found_by_calling_it_shared() -> None:
+    kv = make_kv(num_blocks=64)
+    whole = range(4 * BLOCK + 1)
+    for salt in (b"", b"a"):
+        (first,) = sequences(whole, cache_salt=salt)
+        compute(kv, first)
+    for num_shared in (1, 2, 4):
+        (probe,) = sequences(whole, cache_salt=b"b", marks=shared(num_shared))
+        assert kv.match(probe).num_tokens == 0
+
+
+def test_a_block_that_is_being_computed_behind_the_shared_part_is_not_waited_for_by_others() -> None:
+    kv = make_kv(num_blocks=64)
+    (first,) = sequences(range(4 * BLOCK), cache_salt=b"a", marks=shared(2))
+    assert kv.admit(first, kv.match(first), 4 * BLOCK, 0)
+    (other,) = sequences(range(4 * BLOCK), cache_salt=b"b", marks=shared(2))
+    assert kv.match(other).awaited_hash == first.block_hashes[0]
+    first.num_computed_tokens = 2 * BLOCK
+    kv.publish(first, 0)
+    (other,) = sequences(range(4 * BLOCK), cache_salt=b"b", marks=shared(2))
+    assert (kv.match(other).num_tokens, kv.match(other).awaited_hash) == (2 * BLOCK, None)
+
+
+def test_route_keys_are_held_from_the_moment_their_block_is_full_until_it_is_given_out() -> None:
+    kv = make_kv(num_blocks=5)
+    marks = kv.cache.marks
+    (first,) = sequences(range(3 * BLOCK), marks=PromptMarks({0: (b"k0", b"k1"), 2: (b"k2",)}))
+    compute(kv, first, BLOCK - 1)
+    assert not marks.has_changes
+    compute(kv, first, BLOCK)
+    assert marks.take() == KeyChanges((b"k0", b"k1"))
+    compute(kv, first)
+    assert marks.take() == KeyChanges((b"k2",))
+    kv.free(first)
+    (other,) = sequences(range(100, 100 + 2 * BLOCK))
+    compute(kv, other)
+    assert marks.take() == KeyChanges((), (b"k2",))
+    kv.free(other)
+    kv.reset()
+    assert marks.take() == KeyChanges((), (b"k0", b"k1"))
+
+
+def test_blocks_that_are_there_already_are_marked_when_a_request_hits_them() -> None:
+    kv = make_kv()
+    (first,) = sequences(range(2 * BLOCK))
+    compute(kv, first)
+    (second,) = sequences(range(2 * BLOCK + 1), marks=PromptMarks({0: (b"k0",), 1: (b"k1",)}))
+    compute(kv, second)
+    assert kv.cache.marks.take() == KeyChanges((b"k0", b"k1"))
+    # Its last block is computed again in place: the key goes and comes with it, and nothing is told.
+    kv.free(first)
+    kv.free(second)
+    (third,) = sequences(range(2 * BLOCK), marks=PromptMarks({0: (b"k0",), 1: (b"k1",)}))
+    compute(kv, third)
+    assert kv.cache.marks.take() == KeyChanges()
+    assert b"k1" in kv.cache.marks

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from naru_worker.core.blocks import Block
-from naru_worker.core.prefix_cache import BlockHasher, CacheEvent, CacheEventKind, PrefixCache, root_hash
+from naru_worker.core.prefix_cache import BlockHasher, PrefixCache, root_hash
+from naru_worker.core.route_marks import KeyChanges
 
 CHAIN = """
 from naru_worker.core.prefix_cache import BlockHasher, root_hash
@@ -77,26 +78,18 @@ def test_the_first_block_with_a_content_stays() -> None:
     assert second.block_hash is None
 
 
-def test_events_tell_what_came_and_went_and_are_drained_once() -> None:
+def test_route_keys_come_and_go_with_their_block_and_are_told_once() -> None:
     cache = PrefixCache()
     block = Block(1)
+    cache.mark(b"h", [b"early"])
     cache.store(b"h", block)
+    cache.mark(b"h", [b"one", b"two"])
+    assert cache.marks.take() == KeyChanges((b"one", b"two"))
+    assert not cache.marks.has_changes
     cache.remove(block)
-    drained = cache.drain_events()
-    assert drained.complete
-    assert drained.events == (CacheEvent(CacheEventKind.STORED, b"h"), CacheEvent(CacheEventKind.REMOVED, b"h"))
-    assert cache.drain_events().events == ()
+    assert cache.marks.take() == KeyChanges((), (b"one", b"two"))
+    cache.store(b"h", block)
+    cache.mark(b"h", [b"one"])
     cache.clear()
-    assert cache.drain_events().events == (CacheEvent(CacheEventKind.CLEARED),)
-
-
-def test_undrained_events_are_bounded_and_the_loss_is_told() -> None:
-    cache = PrefixCache(max_events=3)
-    for index in range(10):
-        cache.store(b"%d" % index, Block(index + 1))
-    drained = cache.drain_events()
-    assert (drained.events, drained.complete) == ((), False)
-    assert set(cache.hashes()) == {b"%d" % index for index in range(10)}
-    cache.store(b"new", Block(11))
-    drained = cache.drain_events()
-    assert (drained.events, drained.complete) == ((CacheEvent(CacheEventKind.STORED, b"new"),), True)
+    assert cache.marks.take() == KeyChanges()
+    assert len(cache.marks) == 0

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from naru_proto.errors import ContextLengthExceeded
+from naru_worker.core.prompt_marks import PromptMarks
 from naru_worker.core.request import FinishReason, Request, Sequence
 from naru_worker.core.sampling import SamplingParams
 from naru_worker.core.testing import solo_outcome
@@ -78,6 +79,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         prompt_logprobs=st.sampled_from([None, None, 1]),
         skip_prefix_cache=st.sampled_from([False, False, True]),
+        num_shared_blocks=st.sampled_from([0, 0, 1, 2]),
     )
     def arrive(
         self,
@@ -90,15 +92,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos: bool,
         prompt_logprobs: int | None,
         skip_prefix_cache: bool,
+        num_shared_blocks: int,
     ) -> None:
+        prompt = TEXT[begin : begin + length]
+        num_full = length // self.engine.kv.block_size
+        keys = {index: (f"{cache_salt!r} {prompt[: index + 1]}".encode(),) for index in range(num_full)}
         params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=ignore_eos, prompt_logprobs=prompt_logprobs)
         try:
             request = self.engine.request(
-                TEXT[begin : begin + length],
+                prompt,
                 params,
                 priority=priority,
                 cache_salt=cache_salt,
                 skip_prefix_cache=skip_prefix_cache,
+                marks=PromptMarks(keys, min(num_shared_blocks, num_full)),
             )
         except ContextLengthExceeded:
             return

@@ -6,7 +6,9 @@ import pytest
 from growth import Grants
 
 from naru_proto.errors import ContextLengthExceeded
+from naru_worker.core.prompt_marks import PromptMarks
 from naru_worker.core.request import FinishReason, SequenceState
+from naru_worker.core.route_marks import KeyChanges
 from naru_worker.core.sampling import SamplingParams
 from naru_worker.core.testing_engine import PretendEngine
 
@@ -128,15 +130,15 @@ def test_two_models_that_take_turns_with_one_chunk_both_come_to_an_end() -> None
 def test_content_that_was_given_up_is_not_hit_and_its_removal_is_told() -> None:
     growth = Grants(plenty=9, most=9)
     engine = make_engine(growth)
-    first = engine.request(range(6 * B), params(1))
+    marks = PromptMarks({index: (b"key %d" % index,) for index in range(6)})
+    first = engine.request(range(6 * B), params(1), marks=marks)
     engine.check_solo_after_drain(first)
-    known = set(engine.kv.cache.hashes())
-    engine.kv.cache.drain_events()
-    assert len(known) == 6
+    assert len(engine.kv.cache) == 6
+    held = engine.kv.cache.marks
+    assert set(held.take().added) == {b"key %d" % index for index in range(6)}
     assert engine.shrink(9) == [1]
-    gone = {event.block_hash for event in engine.kv.cache.drain_events().events}
-    assert len(gone) == 3
-    assert set(engine.kv.cache.hashes()) == known - gone
+    assert held.take() == KeyChanges((), (b"key 3", b"key 4", b"key 5"))
+    assert set(engine.kv.cache.hashes()) == set(first.sequences[0].block_hashes[:3])
     again = engine.request(range(6 * B), params(1))
     engine.check_solo_after_drain(again)
     assert again.num_cached_tokens == 3 * B

@@ -10,6 +10,7 @@ import pytest
 
 from naru_proto.errors import NaruError
 from naru_worker.adapters.engine.deltas import Outbox, SequenceDelta
+from naru_worker.adapters.engine.key_news import KeyNews
 from naru_worker.adapters.engine.loop import EngineLoop
 from naru_worker.adapters.engine.stats import EngineStats
 from naru_worker.adapters.memory.kv_space import KVReclaimer, KVSpace
@@ -35,6 +36,7 @@ class Worker:
     def __init__(self, clock: Clock, step_s: float = 0.0, on_step: Callable[[], None] = lambda: None) -> None:
         self.stats = EngineStats(num_blocks=1)
         self.kv_space: KVSpace | None = None
+        self.key_news = KeyNews()
         self.kv_committed_bytes = 0
         self.clock = clock
         self.step_s = step_s

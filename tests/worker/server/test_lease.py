@@ -76,7 +76,7 @@ async def test_the_lease_is_renewed_before_it_expires_and_expires_when_nobody_re
             assert record(redis_server) is not None
             await asyncio.sleep(TTL_S / 10)
         lease_task = next(t for t in worker.app._tasks if "LeaseKeeper.run" in repr(t.get_coro()))
-        lease = worker.app._lease
+        lease = worker.app.lease
         assert lease is not None
         # What a kill leaves: nothing is deleted.
         monkeypatch.setattr(lease, "_leave", lease._client.aclose)
@@ -149,7 +149,7 @@ async def test_serving_goes_on_while_redis_is_away_and_the_lease_comes_back(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_worker(None, settings(redis_server), "toy") as worker:
-        lease = worker.app._lease
+        lease = worker.app.lease
         assert lease is not None
         await until(redis_server, "ready", lambda r: bool(r.models) and r.models["toy"].state == "ready")
         with caplog.at_level(logging.WARNING):
@@ -172,7 +172,7 @@ async def test_serving_goes_on_while_redis_is_away_and_the_lease_comes_back(
 
 async def test_a_redis_that_hangs_does_not_hang_the_worker(redis_server: RedisServer) -> None:
     async with running_worker(None, settings(redis_server), "toy") as worker:
-        lease = worker.app._lease
+        lease = worker.app.lease
         assert lease is not None
         await until(redis_server, "lease", lambda r: True)
         os.kill(redis_server.pid, signal.SIGSTOP)
@@ -186,7 +186,7 @@ async def test_a_redis_that_hangs_does_not_hang_the_worker(redis_server: RedisSe
 
 async def test_a_redis_that_refuses_writes_is_no_reason_to_stop(redis_server: RedisServer) -> None:
     async with running_worker(None, settings(redis_server), "toy") as worker:
-        lease = worker.app._lease
+        lease = worker.app.lease
         assert lease is not None
         await until(redis_server, "lease", lambda r: True)
         redis_server.client.replicaof("127.0.0.1", "1")

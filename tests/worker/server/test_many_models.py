@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from small_models import (
+    LENGTH,
     generated,
     is_in_state,
     know,
@@ -98,6 +99,17 @@ async def test_two_models_that_do_not_fit_together_both_make_progress_under_cons
         await eventually(lambda: built.count("toy://a") >= 3 and built.count("toy://b") >= 3, "one of them starves")
         stopping = True
         assert all(count > 0 for count in await asyncio.gather(*tasks))
+
+
+async def test_requests_that_alternate_between_two_models_swap_them_a_few_times_and_not_for_each() -> None:
+    async with running_worker(small_loader(), room_for(1, fair_wait_s=1.0)) as worker:
+        await know(worker, "a", "b")
+        router = Exchange(worker.stub)
+        await router.send(*(ask(f"r{i}", model="ab"[i % 2], max_tokens=4) for i in range(60)))
+        await router.finish(*(f"r{i}" for i in range(60)))
+        assert sum(deltas[-1].finish_reason == LENGTH for deltas in router.deltas.values()) == 60
+        assert len(worker.loader.built) <= 4, "two are enough, when each serves all that wait for it"
+        await router.close()
 
 
 async def test_one_load_evicts_only_what_it_needs() -> None:

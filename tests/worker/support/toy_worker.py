@@ -64,6 +64,8 @@ class ToyLoader:
     """URIs whose `load` does not listen when it is told to stop."""
     unreturned: dict[str, int] = field(default_factory=dict)
     """By URI: bytes that the kernel still shows after an unload."""
+    on_disk: dict[str, int] = field(default_factory=dict)
+    """By URI: bytes that `find` finds."""
     prepared: list[str] = field(default_factory=list)
     built: list[str] = field(default_factory=list)
     begun: threading.Event = field(default_factory=threading.Event)
@@ -80,6 +82,9 @@ class ToyLoader:
 
     def image_usage(self) -> ImageUsage:
         return ImageUsage(1000, 10)
+
+    def find(self, spec: ModelSpec) -> int | None:
+        return self.on_disk.get(spec.uri)
 
     def close(self) -> None:
         self.is_closed = True

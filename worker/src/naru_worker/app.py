@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import secrets
@@ -21,9 +20,9 @@ from typing import Any
 import grpc
 
 from naru_proto.errors import InternalError, NaruError, Unavailable
-from naru_proto.registry import ModelInfoRecord, WorkerRecord
 from naru_proto.v1 import worker_pb2_grpc
 from naru_worker.adapters import machine
+from naru_worker.adapters.announcement import Announcement
 from naru_worker.adapters.departure import Departure
 from naru_worker.adapters.engine.backend import backend_isa
 from naru_worker.adapters.engine.deltas import Outbox
@@ -39,6 +38,7 @@ from naru_worker.adapters.metrics import MetricsServer, ModelSample, WorkerSampl
 from naru_worker.adapters.registry import LeaseKeeper
 from naru_worker.adapters.server import describe
 from naru_worker.adapters.server.board import RequestBoard
+from naru_worker.adapters.server.channel import server_options
 from naru_worker.adapters.server.health import Health
 from naru_worker.adapters.server.identity import WorkerIdentity
 from naru_worker.adapters.server.servicer import WorkerServicer
@@ -46,7 +46,7 @@ from naru_worker.core.hub.config import HubConfig
 from naru_worker.core.hub.events import Ask
 from naru_worker.core.hub.hub import Hub
 from naru_worker.core.residency import ModelSpec, ModelState
-from naru_worker.settings import MemorySettings, WorkerSettings, in_brackets, split_address
+from naru_worker.settings import MemorySettings, WorkerSettings, split_address
 
 _log = logging.getLogger(__name__)
 
@@ -121,21 +121,28 @@ class WorkerApp:
         self.address = ""
         self.metrics_address = ""
         self.exit_code = 0
-        self.is_leaving = False
-        """Asked to end, and serving until its models are elsewhere."""
-        # Fixed, so that one moment is always told as the same second.
-        self._unix_offset_s = time.time() - time.monotonic()
         self.stopping = asyncio.Event()
         """Set when the process is to leave: by a signal, or because the engine is dead."""
         self._server: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
-        self._lease: LeaseKeeper | None = None
+        self._announcement: Announcement | None = None
+        """None: the worker is not announced anywhere."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def worker_id(self) -> str:
         """Its name in the route map."""
         return self._identity.worker_id
+
+    @property
+    def is_leaving(self) -> bool:
+        """Asked to end, and serving until its models are elsewhere."""
+        return self._announcement is not None and self._announcement.is_leaving
+
+    @property
+    def lease(self) -> LeaseKeeper | None:
+        """Who keeps its entry in the route map; None: there is none."""
+        return self._announcement.lease if self._announcement is not None else None
 
     async def start(self) -> None:
         """Begins to serve.
@@ -155,11 +162,11 @@ class WorkerApp:
         await self.health.publish()
         self._spawn(self._watch())
         if self._settings.registry.redis_url:
-            self._lease = LeaseKeeper(
-                self._settings.registry, self._record, self._infos, self.hub.changes, self._on_registered
-            )
-            self.hub.on_change = self._lease.poke
-            self._spawn(self._lease.run())
+            address = server_settings.advertise or self.address
+            registry = self._settings.registry
+            self._announcement = Announcement(registry, self._identity, self.hub, address, self._on_registered)
+            for work in self._announcement.work():
+                self._spawn(work)
         for entry in server_settings.load:
             name, _, uri = entry.partition("=")
             self._spawn(self._load(name, uri))
@@ -181,9 +188,10 @@ class WorkerApp:
         if self.stopping.is_set():
             return False
         timeout_s = self._settings.server.move_timeout_s
-        if may_move and not self.is_leaving and timeout_s > 0 and self._lease is not None:
-            self.is_leaving = True
-            self._spawn(Departure(self.hub, self._lease, timeout_s).run(self.stopping.set))
+        announced = self._announcement
+        if may_move and announced is not None and not announced.is_leaving and timeout_s > 0:
+            announced.is_leaving = True
+            self._spawn(Departure(self.hub, announced.lease, timeout_s).run(self.stopping.set))
         else:
             _log.info("asked to end: draining")
             self.stopping.set()
@@ -210,19 +218,7 @@ class WorkerApp:
         return self.exit_code
 
     def _make_server(self) -> grpc.aio.Server:
-        limit = self._settings.server.max_message_bytes
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_send_message_length", limit),
-                ("grpc.max_receive_message_length", limit),
-                # Without it a second worker would share the port in silence.
-                ("grpc.so_reuseport", 0),
-                ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-            ]
-        )
+        server = grpc.aio.server(options=server_options(self._settings.server.max_message_bytes))
         worker_pb2_grpc.add_WorkerServicer_to_server(self._servicer, server)
         self.health.attach(server)
         return server
@@ -297,20 +293,9 @@ class WorkerApp:
         except NaruError as error:
             _log.error("model %s did not load: %s", name, error.message)
 
-    def _record(self) -> WorkerRecord:
-        address = in_brackets(self._settings.server.advertise or self.address)
-        return dataclasses.replace(
-            describe.worker_record(self._identity, self.hub, address, self._unix_offset_s),
-            pool=self._settings.registry.pool,
-            leaving=self.is_leaving,
-        )
-
     def _on_registered(self) -> None:
         self.health.is_registered = True
         self._spawn(self.health.publish())
-
-    def _infos(self) -> list[ModelInfoRecord]:
-        return [model.facts.info for model in self.hub.models()]
 
     async def _sample(self) -> WorkerSample:
         models = [

@@ -240,6 +240,13 @@ class RegistrySettings:
     """WorkerPool this worker belongs to."""
     lease_ttl_s: float = names.WORKER_LEASE_TTL_S
     """Seconds after which a silent worker counts as gone; renewed three times as often."""
+    node: str = ""
+    """Name of the machine: copies are spread over machines, and files that one worker of a machine has are near to the
+    others. Empty: the host name."""
+    domains: tuple[str, ...] = ()
+    """Failure domains this worker stands in, each KEY=VALUE, for example topology.kubernetes.io/zone=a."""
+    num_accelerators: int = 1
+    """Accelerators that one copy of a model may be cut over here."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -247,6 +254,11 @@ class RegistrySettings:
             scheme = self.redis_url.partition("://")[0][:16]
             raise SettingsError(f"redis_url begins with {scheme!r}; it must begin with redis://, rediss:// or unix://")
         _at_least("lease_ttl_s", self.lease_ttl_s, 0.05)
+        _at_least("num_accelerators", self.num_accelerators, 1)
+        for entry in self.domains:
+            key, _, value = entry.partition("=")
+            if not key or not value:
+                raise SettingsError(f"domains has {entry!r}; write KEY=VALUE, for example zone=a")
 
 
 @dataclass(frozen=True, slots=True)

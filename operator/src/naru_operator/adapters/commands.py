@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from naru_operator.adapters.worker_client import LoadReport, WorkerClient
 from naru_operator.core.desired import Tier
-from naru_operator.core.model_plan import KNOWN, LoadModel, ObservedModel, UnloadModel
+from naru_operator.core.model_plan import EVICTED, KNOWN, LoadModel, ObservedModel, UnloadModel
 from naru_proto import names
 from naru_proto.errors import NaruError, StaleCommand, Unavailable
 from naru_proto.registry import WorkerRecord
@@ -67,9 +67,9 @@ class Commands:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._outcomes: dict[str, dict[str, _Outcome]] = {}
         """By worker, then by model."""
-        self._known: dict[str, dict[str, tuple[str, int]]] = {}
-        """Worker id to model to the worker's epoch and the generation in which it was told of the model: a lease does
-        not show what a worker knows and does not hold.
+        self._known: dict[str, dict[str, tuple[str, int, bool]]] = {}
+        """Worker id to model to the worker's epoch, the generation in which it was told of the model, and whether it
+        was told to load it: a lease does not show what a worker knows and does not hold.
         """
         self._learned: dict[str, str] = {}
         """Worker id to the epoch of the life in which it was asked what it knows."""
@@ -96,9 +96,9 @@ class Commands:
         What a worker was told holds for its life, which its epoch names: a restarted one knows nothing.
         """
         models = {name: ObservedModel(held.state, held.generation) for name, held in worker.models.items()}
-        for name, (epoch, generation) in self._known.get(worker.worker_id, {}).items():
+        for name, (epoch, generation, is_ordered) in self._known.get(worker.worker_id, {}).items():
             if epoch == worker.epoch and (name not in models or models[name].state == "cold"):
-                models[name] = ObservedModel(KNOWN, generation)
+                models[name] = ObservedModel(EVICTED if is_ordered else KNOWN, generation)
         now_s = time.monotonic()
         outcomes = self._outcomes.get(worker.worker_id, {})
         for name, outcome in list(outcomes.items()):
@@ -180,8 +180,8 @@ class Commands:
             return
         found = await self._client(worker).known(_LEARN_TIMEOUT_S)
         known = self._known.setdefault(worker.worker_id, {})
-        for name, generation in found.items():
-            known.setdefault(name, (worker.epoch, generation))
+        for name, (generation, is_ordered) in found.items():
+            known.setdefault(name, (worker.epoch, generation, is_ordered))
         self._learned[worker.worker_id] = worker.epoch
 
     async def _load(self, command: LoadModel, worker: WorkerRecord) -> str:
@@ -191,7 +191,8 @@ class Commands:
                 self._on_progress(command, report)
         if is_told:
             self._on_progress(command, LoadReport(KNOWN, 0, 0, ""))
-        self._known.setdefault(command.worker_id, {})[command.model] = (worker.epoch, command.generation)
+        known = self._known.setdefault(command.worker_id, {})
+        known[command.model] = (worker.epoch, command.generation, not is_told)
         return KNOWN if is_told else "ready"
 
     async def _unload(self, command: UnloadModel, worker: WorkerRecord) -> str:

@@ -20,6 +20,7 @@ from naru_operator.adapters.worker_client import LoadReport
 from naru_operator.core.desired import DesiredPool, DesiredState
 from naru_operator.core.local_plan import LocalPlan, ObservedWorker, Snapshot, plan
 from naru_operator.core.model_plan import Applied, LoadModel, UnloadModel
+from naru_operator.core.placement import NO_FACTS
 from naru_proto.errors import NaruError, Unavailable
 
 _RESYNC_S = 1.0
@@ -69,6 +70,7 @@ class Controller:
         self._wake = asyncio.Event()
         self._commands = Commands(events.loading, events.failed, self._wake.set)
         self._board = Board({}, {})
+        self._facts = NO_FACTS
         self._turned = asyncio.Condition()
 
     @property
@@ -125,6 +127,7 @@ class Controller:
             Unavailable: Redis does not answer, or no process can be made.
         """
         board = await self._route_map.read()
+        self._facts = await self._route_map.placement.read(board.workers)
         async with self._turned:
             self._board = board
             self._turned.notify_all()
@@ -155,8 +158,8 @@ class Controller:
             lease = board.workers.get(worker_id)
             models = self._commands.observed(lease) if lease else {}
             takes = lease is not None and not lease.draining and not is_stopping
-            workers.append(ObservedWorker(worker_id, pool, takes, models))
-        return Snapshot(desired, tuple(workers), board.models, self._applied, self._commands.refused)
+            workers.append(ObservedWorker(worker_id, pool, takes, models, lease))
+        return Snapshot(desired, tuple(workers), board.models, self._applied, self._commands.refused, self._facts)
 
     async def _start_worker(self, worker_id: str, pool: DesiredPool) -> None:
         try:

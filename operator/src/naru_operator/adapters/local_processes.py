@@ -6,6 +6,7 @@ They run under the same Python as this command, so that they are the same versio
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from naru_operator.adapters.child_process import ProcessSpec
 from naru_operator.core.desired import DesiredPool
@@ -33,8 +34,10 @@ def worker_process(worker_id: str, pool: DesiredPool, redis_url: str) -> Process
     return ProcessSpec(worker_id, _argv("naru_worker", flags))
 
 
-def router_process(redis_url: str, host: str, http_port: int, grpc_port: int) -> ProcessSpec:
-    """The router on the two public ports."""
+def router_process(
+    name: str, redis_url: str, host: str, http_port: int, grpc_port: int, tenants_file: Path | None = None
+) -> ProcessSpec:
+    """A router on two public ports."""
     flags = {
         "--host": host,
         "--http-port": str(http_port),
@@ -42,7 +45,9 @@ def router_process(redis_url: str, host: str, http_port: int, grpc_port: int) ->
         "--redis-url": redis_url,
         "--log-level": "warning",
     }
-    return ProcessSpec("router", _argv("naru_router", flags))
+    if tenants_file is not None:
+        flags["--tenants-file"] = str(tenants_file.absolute())
+    return ProcessSpec(name, _argv("naru_router", flags))
 
 
 def _argv(module: str, flags: dict[str, str]) -> tuple[str, ...]:

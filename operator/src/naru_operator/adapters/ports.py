@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
+from collections.abc import Collection
 
 from naru_proto.errors import Unavailable
 
@@ -29,10 +31,21 @@ def require_port(host: str, port: int, flag: str) -> None:
 
 def free_port(host: str) -> int:
     """A port that was free a moment ago."""
+    return free_ports(host, 1)[0]
+
+
+def free_ports(host: str, count: int, taken: Collection[int] = ()) -> list[int]:
+    """As many different ports that were free a moment ago, none of those in `taken`."""
     family, kind, proto, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, proto) as probe:
-        probe.bind(address)
-        return int(probe.getsockname()[1])
+    found: list[int] = []
+    with contextlib.ExitStack() as stack:
+        while len(found) < count:
+            probe = stack.enter_context(socket.socket(family, kind, proto))  # held, or the next one may get it again
+            probe.bind(address)
+            port = int(probe.getsockname()[1])
+            if port not in taken:
+                found.append(port)
+    return found
 
 
 def bracketed(host: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import redis.asyncio
 import redis.exceptions
 
+from naru_operator.adapters.placement_board import PlacementBoard
 from naru_proto import names
 from naru_proto.errors import NaruError, Unavailable
 from naru_proto.registry import ModelRecord, WorkerRecord
@@ -57,6 +58,7 @@ class RouteMap:
         self._client = client
         self._texts: dict[str, bytes | str] = {}
         """Leases as they were last read."""
+        self.placement = PlacementBoard(client)
 
     async def ping(self) -> None:
         """Returns if Redis answers.
@@ -146,6 +148,7 @@ class RouteMap:
                     batch.hset(names.KEY_MODELS, record.name, record.to_json())
                 for name in delete:
                     batch.hdel(names.KEY_MODELS, name)
+                    batch.hdel(names.KEY_FOOTPRINTS, name)
                 batch.publish(names.CHANNEL_CHANGES, "models")
                 await batch.execute()
         except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:

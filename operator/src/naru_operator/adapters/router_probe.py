@@ -1,4 +1,6 @@
-"""One question to a router that may not listen yet: which models does it list. Called while `naru up` starts.
+"""One question to a router that may not listen yet: which models does it know. Called while `naru up` starts.
+
+Readiness tells it without an API key.
 
 Sockets and JSON only: an HTTP client would cost more start time than the whole wait.
 """
@@ -14,14 +16,14 @@ _MAX_BYTES = 4 << 20
 
 
 async def listed_models(host: str, port: int) -> set[str] | None:
-    """Names in ``/v1/models``; None while the router does not answer it with 200."""
+    """Names that a router knows by ``/readyz``; None while it does not answer that with 200."""
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            head, _, body = (await _get(host, port, "/v1/models")).partition(b"\r\n\r\n")
+            head, _, body = (await _get(host, port, "/readyz")).partition(b"\r\n\r\n")
         if b" 200 " not in head.split(b"\r\n", 1)[0]:
             return None
-        return {str(card["id"]) for card in json.loads(body)["data"]}
-    except (OSError, TimeoutError, ValueError, KeyError, TypeError):
+        return {str(name) for name in json.loads(body)["models"].keys()}
+    except (OSError, TimeoutError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

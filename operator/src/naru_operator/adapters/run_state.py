@@ -34,6 +34,8 @@ class RunState:
     folder: str
     """Its private folder: the socket and, unless they were wanted elsewhere, the logs."""
     log_dir: str
+    more_http_urls: tuple[str, ...] = ()
+    """Of the second router and those after it."""
 
 
 def naru_home() -> Path:
@@ -99,9 +101,15 @@ def running(home: Path) -> list[RunState]:
 def _read(path: Path) -> RunState | None:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        state = RunState(**{field.name: data[field.name] for field in dataclasses.fields(RunState)})
-    except (OSError, ValueError, KeyError, TypeError):
+        data.setdefault("more_http_urls", [])  # a note of an older version has one router
+        given = {field.name: data[field.name] for field in dataclasses.fields(RunState)}
+        urls = given["more_http_urls"]
+        if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
+            return None
+        state = RunState(**{**given, "more_http_urls": tuple(urls)})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     kinds = {field.name: field.type for field in dataclasses.fields(RunState)}
-    is_sound = all(isinstance(getattr(state, name), int if kind == "int" else str) for name, kind in kinds.items())
+    types = {"int": int, "str": str}
+    is_sound = all(isinstance(getattr(state, name), types.get(str(kind), tuple)) for name, kind in kinds.items())
     return state if is_sound else None

@@ -104,8 +104,10 @@ class WorkerClient:
             raise _from_status(exc) from exc
         return Explanation(_state(reply.state), tuple(reply.reasons))
 
-    async def known(self, timeout_s: float) -> dict[str, int]:
-        """Models the worker was told of and has not been told to forget, with the generation; held or not.
+    async def known(self, timeout_s: float) -> dict[str, tuple[int, bool]]:
+        """Models the worker was told of and has not been told to forget, held or not.
+
+        With each the generation, and whether it was told to load it ahead of requests.
 
         Raises:
             NaruError: as the worker said; `Unavailable` if it does not answer in time.
@@ -116,7 +118,8 @@ class WorkerClient:
             if exc.code() == grpc.StatusCode.UNIMPLEMENTED:
                 return {}
             raise _from_status(exc) from exc
-        return {each.model: each.generation for each in reply.known}
+        # An older worker does not say: then a model that is not there counts as evicted, and is left alone.
+        return {each.model: (each.generation, each.tier != worker_pb2.TIER_COLD) for each in reply.known}
 
     async def close(self) -> None:
         """Ends calls under way and closes the channel."""

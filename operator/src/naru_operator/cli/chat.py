@@ -29,6 +29,7 @@ class ChatOptions:
     system: str | None
     max_tokens: int | None
     temperature: float | None
+    api_key: str | None = None
 
 
 class Talk:
@@ -79,7 +80,7 @@ def run_chat(options: ChatOptions) -> int:
     Raises:
         NaruError: nothing to talk to.
     """
-    return run_chat_with(ChatClient(options.url or _running_url()), options)
+    return run_chat_with(ChatClient(options.url or _running_url(), api_key=options.api_key), options)
 
 
 def run_chat_with(client: ChatClient, options: ChatOptions) -> int:

@@ -28,13 +28,27 @@ class ChatClient:
     """Speaks to one router. Close it after use."""
 
     def __init__(
-        self, base_url: str, transport: httpx.BaseTransport | None = None, *, http: httpx.Client | None = None
+        self,
+        base_url: str,
+        transport: httpx.BaseTransport | None = None,
+        *,
+        http: httpx.Client | None = None,
+        api_key: str | None = None,
     ) -> None:
-        """``http``: a client that reaches the router by itself, as through an API server; it is closed, too."""
+        """``http``: a client that reaches the router by itself, as through an API server; it is closed, too.
+
+        Raises:
+            InvalidRequest: the key cannot be one.
+        """
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise InvalidRequest("the API key has characters that no header may carry; check --api-key or NARU_API_KEY")
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
         # Requests stay on this path: a proxy from the environment is for the outside world.
         self._http = http or httpx.Client(timeout=_TIMEOUT, transport=transport, trust_env=False)
         self._http.timeout = _TIMEOUT
+        if api_key:
+            # Not `authorization`: on the way through an API server that is the cluster's own.
+            self._http.headers["x-api-key"] = api_key
 
     def close(self) -> None:
         """Closes the connections."""

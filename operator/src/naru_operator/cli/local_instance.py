@@ -40,6 +40,21 @@ class Endpoints:
     http_port: int
     grpc_port: int
     folder: Path
+    more_ports: tuple[tuple[int, int], ...] = ()
+    """HTTP and gRPC ports of the second router and those after it."""
+    tenants_file: Path | None = None
+    """Who may ask; None: everybody."""
+
+    @property
+    def ports(self) -> dict[str, tuple[int, int]]:
+        """HTTP and gRPC ports of all routers by their processes' names."""
+        more = {f"router#{number}": ports for number, ports in enumerate(self.more_ports, 2)}
+        return {"router": (self.http_port, self.grpc_port), **more}
+
+    @property
+    def more_http_urls(self) -> tuple[str, ...]:
+        """As http_url, of the other routers."""
+        return tuple(f"http://{bracketed(self.reachable_host)}:{http_port}" for http_port, _ in self.more_ports)
 
     @property
     def reachable_host(self) -> str:
@@ -101,9 +116,10 @@ class LocalInstance:
     async def _start_parts(self, desired: DesiredState) -> None:
         """The first workers need no plan: they start at once, so that their imports run beside our own."""
         it = self._endpoints
-        await self._supervisor.start(
-            local_processes.router_process(self._redis_url, it.host, it.http_port, it.grpc_port)
-        )
+        for name, (http_port, grpc_port) in it.ports.items():
+            await self._supervisor.start(
+                local_processes.router_process(name, self._redis_url, it.host, http_port, grpc_port, it.tenants_file)
+            )
         for pool in desired.pools:
             for worker_id in pool.worker_ids():
                 await self._supervisor.start(self._worker_process(worker_id, pool))
@@ -148,11 +164,11 @@ class LocalInstance:
         self._controller.desire(desired)
 
     async def stop(self) -> None:
-        """Ends everything in order: the router while workers still serve it, then the workers, Redis last."""
+        """Ends everything in order: the routers while workers still serve it, then the workers, Redis last."""
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
-        await self._supervisor.stop("router", _ROUTER_GRACE_S)
+        await asyncio.gather(*(self._supervisor.stop(name, _ROUTER_GRACE_S) for name in self._endpoints.ports))
         workers = self._first_workers if self._controller is None else self._controller.workers
         stops = (self._supervisor.stop(name, pool.drain_timeout_s + _WORKER_SPARE_S) for name, pool in workers.items())
         await asyncio.gather(*stops)
@@ -200,8 +216,9 @@ class LocalInstance:
     async def _router_serves(self, models: set[str]) -> None:
         """The router has no event to wait for: it is asked until it lists the models."""
         it = self._endpoints
-        while not models <= (await listed_models(it.reachable_host, it.http_port) or set()):  # noqa: ASYNC110
-            await asyncio.sleep(_READY_POLL_S)
+        for http_port, _ in it.ports.values():
+            while not models <= (await listed_models(it.reachable_host, http_port) or set()):  # noqa: ASYNC110
+                await asyncio.sleep(_READY_POLL_S)
 
 
 def is_ready(board: Board, model: str) -> bool:

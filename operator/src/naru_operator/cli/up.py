@@ -21,7 +21,7 @@ import click
 
 from naru_operator.adapters.log_file import LogFile
 from naru_operator.adapters.manifest_files import manifest_changes, read_manifests
-from naru_operator.adapters.ports import free_port, require_port
+from naru_operator.adapters.ports import free_ports, require_port
 from naru_operator.adapters.process_age import own_age_s, process_start
 from naru_operator.adapters.redis_server import find_redis_server, redis_url
 from naru_operator.adapters.run_state import RunState, naru_home, private_folder, running, write_run_state
@@ -49,6 +49,8 @@ class UpOptions:
     redis_url: str | None
     log_dir: Path | None
     is_verbose: bool
+    num_routers: int = 1
+    tenants_file: Path | None = None
 
 
 class _Signals:
@@ -79,6 +81,11 @@ def run_up(options: UpOptions) -> int:
     require_port(options.host, options.grpc_port, "--grpc-port (or NARU_GRPC_PORT)")
     if options.http_port and options.http_port == options.grpc_port:
         raise InvalidRequest(f"--http-port and --grpc-port are both {options.http_port}; choose two")
+    if options.tenants_file is not None:
+        # Imported here: without tenants nothing of it is needed at the start.
+        from naru_operator.adapters.tenants_file import read_tenants_file
+
+        read_tenants_file(options.tenants_file)
     redis_program = None if options.redis_url else find_redis_server()
     running(naru_home())  # for what a killed instance left behind
     with _noted(options, private_folder()) as (endpoints, redis_url):
@@ -96,9 +103,11 @@ def _noted(options: UpOptions, folder: Path) -> Iterator[tuple[Endpoints, str]]:
     """
     note: Path | None = None
     try:
-        http_port = options.http_port or free_port(options.host)
-        grpc_port = options.grpc_port or free_port(options.host)
-        endpoints = Endpoints(options.host, http_port, grpc_port, folder)
+        wanted = [options.http_port, options.grpc_port, *([0, 0] * (options.num_routers - 1))]
+        free = iter(free_ports(options.host, wanted.count(0), taken=wanted))
+        http_port, grpc_port, *more = (port or next(free) for port in wanted)
+        pairs = tuple(zip(more[::2], more[1::2], strict=True))
+        endpoints = Endpoints(options.host, http_port, grpc_port, folder, pairs, options.tenants_file)
         url = options.redis_url or redis_url(folder)
         note = write_run_state(naru_home(), _state(endpoints, url, options))
         yield endpoints, url
@@ -157,6 +166,7 @@ def _state(endpoints: Endpoints, redis_url: str, options: UpOptions) -> RunState
         redis_url=redis_url,
         folder=str(endpoints.folder),
         log_dir=str((options.log_dir or endpoints.folder).absolute()),
+        more_http_urls=endpoints.more_http_urls,
     )
 
 
@@ -165,10 +175,14 @@ def _print_ready(endpoints: Endpoints, desired: DesiredState, events: UpEvents) 
     question = {"role": "user", "content": "Name the capital of France."}
     body = {"model": served[0], "messages": [question], "temperature": 0}
     shown = listed(served, _MAX_NAMES_SHOWN)
+    key = ' -H "Authorization: Bearer $NARU_API_KEY"' if endpoints.tenants_file is not None else ""
+    if endpoints.more_http_urls:
+        click.echo(f"more routers: {' '.join(endpoints.more_http_urls)}")
     click.echo(
         f"ready in {own_age_s():.2f} s: {shown} at {endpoints.http_url} (gRPC {endpoints.grpc_address}); "
         "Ctrl-C stops. Try:\n"
-        f"curl {endpoints.http_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+        f"curl {endpoints.http_url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+        f"-d '{json.dumps(body)}'"
     )
 
 

@@ -58,6 +58,8 @@ class UpEvents:
 
     def loading(self, command: LoadModel, report: LoadReport) -> None:
         """A load went on. To make a model known is no progress that is worth a line."""
+        if command.is_spare:
+            return
         if report.state in (KNOWN, "ready", "active"):
             self.failed_models.pop(command.model, None)
             self.settled_models.add(command.model)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from naru_operator.core.scaling import Scaling, scaling_of
+from naru_operator.core.traffic import Traffic, traffic_of
 from naru_proto.crd.model_residency import EngineSpec, ResourcesSpec
 from naru_proto.crd.v1alpha1 import ModelDeployment, ModelDeploymentSpec, WorkerPool
 from naru_proto.errors import InvalidRequest
@@ -75,6 +77,10 @@ class DesiredModel:
     residency: Residency = Residency()
     credentials: str = ""
     """Name of the credentials of its source on the worker; empty: what the worker's environment offers."""
+    scaling: Scaling = field(default=Scaling(), compare=False)
+    """No part of what a generation stands for."""
+    traffic: Traffic = field(default=Traffic(), compare=False)
+    """Nor is this."""
 
     @property
     def is_on_demand(self) -> bool:
@@ -195,6 +201,8 @@ def _model(deployment: ModelDeployment, labels: dict[str, dict[str, str]]) -> De
         pools=pools,
         limits=engine_limits(spec.engine, spec.resources),
         residency=residency_of(spec),
+        scaling=scaling_of(spec, spec.resources),
+        traffic=traffic_of(spec),
     )
 
 

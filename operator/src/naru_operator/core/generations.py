@@ -19,7 +19,9 @@ from naru_proto.registry import ModelRecord
 @functools.lru_cache(maxsize=1 << 16)
 def desired_digest(model: DesiredModel) -> str:
     """Identity of all that a generation stands for; equal in every process and version that knows the same fields."""
-    text = json.dumps(dataclasses.asdict(model), sort_keys=True, separators=(",", ":"), default=_value)
+    told = dataclasses.asdict(model)
+    del told["scaling"], told["traffic"]  # workers are not told of them
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"), default=_value)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

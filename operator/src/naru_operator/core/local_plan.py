@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from naru_operator.core import placement
 from naru_operator.core.desired import DRAIN_TIMEOUT_S, DesiredPool, DesiredState
 from naru_operator.core.generations import next_generations
-from naru_operator.core.model_plan import ABSENT, Applied, LoadModel, ObservedModel, UnloadModel
+from naru_operator.core.model_plan import Applied, LoadModel, ObservedModel, UnloadModel
 from naru_operator.core.model_steps import load_steps, unload_steps
-from naru_operator.core.placement import Candidate, Demand
-from naru_proto.registry import ModelRecord
+from naru_operator.core.placement import NO_FACTS, PlacementFacts
+from naru_operator.core.scaling import with_scaling
+from naru_operator.core.traffic import with_traffic
+from naru_proto.placement import WorkerSlot
+from naru_proto.placement import place as placement_of
+from naru_proto.registry import ModelRecord, WorkerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class ObservedWorker:
     is_registered: bool
     """Whether it holds a lease and is not leaving; only then it takes commands."""
     models: Mapping[str, ObservedModel]
+    record: WorkerRecord | None = None
+    """Its lease; None: it has none yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class Snapshot:
     """The last plan's `applied`; empty at the start."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Model to the newest generation that a worker named when it refused one of ours as stale."""
+    facts: PlacementFacts = NO_FACTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +88,68 @@ def plan(snapshot: Snapshot, *, now_s: int) -> LocalPlan:
     deletes = tuple(sorted(snapshot.records.keys() - {model.name for model in snapshot.desired.models}))
     reasons += [f"forget model {name!r}: no manifest names it" for name in deletes]
     starts, stops = _processes(snapshot, reasons)
-    placed = place(snapshot)
+    where = place(snapshot)
     takers = {w.worker_id: w.models for w in snapshot.workers if w.is_registered and w.worker_id not in stops}
-    unloads = unload_steps(takers, applied, placed, lambda _: DRAIN_TIMEOUT_S, reasons)
-    loads = load_steps(takers, applied, placed, reasons)
+    unloads = unload_steps(takers, applied, where.copies, lambda _: DRAIN_TIMEOUT_S, reasons, known=where.known)
+    loads = load_steps(takers, applied, where.copies, reasons, known=where.known)
     return LocalPlan(puts, deletes, starts, unloads, loads, stops, applied, tuple(reasons))
 
 
-def place(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
-    """Model to the workers that should hold or know it.
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Model to its workers."""
 
-    A model on demand is known to every worker of its pools: being known takes no memory, and the router may then bring
-    it up anywhere. The others stay where they are, then go to the workers with the fewest of them; ties go by name.
+    copies: Mapping[str, tuple[str, ...]]
+    """That should hold it, or know it where requests alone load it."""
+    known: Mapping[str, tuple[str, ...]]
+    """That are told of it beside those: further copies may come up there."""
+
+
+def place(snapshot: Snapshot) -> Where:
+    """Where models belong, by the placement that the routers' keeper asks too.
+
+    A model on demand is known to every worker of its pools: being known takes no memory, and a router may then bring it
+    up anywhere. One that fits nowhere is known as well: requests bring it up.
     """
-    holding = {
-        worker.worker_id: dict.fromkeys((name for name, held in worker.models.items() if held.state not in ABSENT), ())
-        for worker in snapshot.workers
-    }
-    return placement.place(
-        (
-            Demand(model.name, model.pools, None if model.is_on_demand else max(1, model.min_replicas))
-            for model in snapshot.desired.models
-        ),
-        (
-            Candidate(worker_id, pool.name, holding.get(worker_id, {}))
-            for pool in snapshot.desired.pools
-            for worker_id in pool.worker_ids()
-        ),
-    )
+    slots = _slots(snapshot)
+    sizes = {model.name: placement.size_of(model.name, snapshot.facts) for model in snapshot.desired.models}
+    wants = [
+        placement.want(model, model.pools, max(1, model.min_replicas), sizes[model.name])
+        for model in snapshot.desired.models
+        if not model.is_on_demand
+    ]
+    placed = placement_of(wants, slots)
+    unplaced = {each.model for each in placed.unplaced}
+    copies: dict[str, tuple[str, ...]] = {}
+    known: dict[str, tuple[str, ...]] = {}
+    for model in snapshot.desired.models:
+        everywhere = tuple(slot.worker_id for slot in slots if slot.pool in model.pools)
+        copies[model.name] = everywhere if model.is_on_demand else placed.workers(model.name)
+        num_copies, most = max(1, model.min_replicas), model.scaling.max_replicas
+        others = tuple(worker_id for worker_id in everywhere if worker_id not in copies[model.name])
+        is_nowhere = model.name in unplaced and not copies[model.name]
+        if others and (is_nowhere or placement.may_grow(num_copies, most)):
+            known[model.name] = others
+    return Where(copies, known)
+
+
+def _slots(snapshot: Snapshot) -> list[WorkerSlot]:
+    """All workers that there are to be; those that do not run yet are empty."""
+    workers = {worker.worker_id: worker for worker in snapshot.workers}
+    sizes = {model.name: placement.size_of(model.name, snapshot.facts) for model in snapshot.desired.models}
+    slots = []
+    for pool in snapshot.desired.pools:
+        for worker_id in pool.worker_ids():
+            worker = workers.get(worker_id)
+            record = worker.record if worker is not None else None
+            if record is None:
+                budget_bytes = pool.memory_budget_bytes or 0
+                record = WorkerRecord(worker_id, "", "", {}, pool=pool.name, budget_bytes=budget_bytes)
+            # One that leaves is started anew under its name: its models wait for it.
+            record = dataclasses.replace(record, pool=pool.name, leaving=False, draining=False)
+            models = worker.models if worker is not None else {}
+            slots.append(placement.worker_slot(record, models, snapshot.facts, sizes, snapshot.records))
+    return sorted(slots, key=lambda slot: slot.worker_id)
 
 
 def _records_to_put(
@@ -129,6 +170,7 @@ def _records_to_put(
             created_s=old.created_s if old else now_s,
             pools=model.pools,
         )
+        record = with_scaling(with_traffic(record, model.traffic), model.scaling)
         if record != old:
             puts.append(record)
             why = "it changed" if old else "it is new"

@@ -15,9 +15,14 @@ Applied = tuple[DesiredModel | None, int]
 ABSENT = ("cold", "draining")
 """States in which a worker's model is gone, or as good as gone."""
 KNOWN = "known"
-"""Not held, and the worker has been told of it in this life: it was asked for on demand, or the worker evicted it. A
-request brings it up; loading it again unasked would undo the worker's own decision.
+"""Not held, and the worker has been told of it in this life, so that a request or a router's keeper can bring it up."""
+EVICTED = "evicted"
+"""Not held, though the worker was told to load it: it gave the memory to others. A request brings it back; loading it
+again unasked would undo the worker's own decision.
 """
+AT_REST = (KNOWN, EVICTED)
+UP = ("fetching", "loading", "ready", "active")
+"""States in which a copy serves or is on its way to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,7 @@ class ObservedModel:
     """One model on one worker, as its lease says, or as a command under way will make it."""
 
     state: str
-    """Lower-case ModelState, or KNOWN."""
+    """Lower-case ModelState, KNOWN or EVICTED."""
     generation: int
 
 
@@ -42,6 +47,8 @@ class LoadModel:
     residency: Residency = field(default_factory=Residency)
     credentials: str = ""
     """Name of the credentials of its source on the worker; empty: what the worker's environment offers."""
+    is_spare: bool = False
+    """Copies belong elsewhere: the worker is told for the case that one more is wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from naru_operator.core.desired import DesiredModel, Tier
-from naru_operator.core.model_plan import ABSENT, KNOWN, Applied, LoadModel, ObservedModel, UnloadModel
+from naru_operator.core.model_plan import ABSENT, AT_REST, KNOWN, UP, Applied, LoadModel, ObservedModel, UnloadModel
 
 Observed = Mapping[str, Mapping[str, ObservedModel]]
 """Worker to its models, for all workers that take commands."""
-_DOWN = ("cold", "host", KNOWN)
+_DOWN = ("cold", "host", *AT_REST)
 """States from which a load asked for again brings a model up."""
 
 
@@ -25,16 +25,18 @@ def unload_steps(
     reasons: list[str],
     *,
     kept: Collection[tuple[str, str]] = (),
+    known: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[UnloadModel, ...]:
     """What is held or known where it does not belong goes, but for the (worker, model) pairs in `kept`.
 
-    A line for each is appended to `reasons`.
+    ``known``: workers that may have a model beside its placement; what they hold of it is the routers' keeper's. A line
+    for each is appended to `reasons`.
     """
+    belongs = {name: {*chosen, *(known or {}).get(name, ())} for name, chosen in placement.items()}
     unloads = []
     for worker_id, models in workers.items():
         for name, held in sorted(models.items()):
-            is_placed = worker_id in placement.get(name, ())
-            if is_placed or held.state in ABSENT or (worker_id, name) in kept:
+            if worker_id in belongs.get(name, ()) or held.state in ABSENT or (worker_id, name) in kept:
                 continue
             planned = applied.get(name, (None, 0))[1]
             why = "it belongs on other workers" if name in placement else "no manifest names it"
@@ -50,20 +52,23 @@ def load_steps(
     reasons: list[str],
     *,
     raised: Collection[tuple[str, str]] = (),
+    known: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[LoadModel, ...]:
     """What is neither held nor known where it belongs, in its generation, is loaded or made known.
 
-    The (worker, model) pairs in `raised` are brought up at once, known ones and those on demand too. A line for each
-    load is appended to `reasons`.
+    The (worker, model) pairs in `raised` are brought up at once, known ones and those on demand too. The workers in
+    `known` are told of a model and need not load it. A line for each load is appended to `reasons`.
     """
     loads: list[LoadModel] = []
-    for worker_id, name in _due(workers, applied, placement, raised):
+    for worker_id, name, is_placed in _due(workers, applied, placement, raised, known or {}):
         model, generation = applied[name]
         assert model is not None, "only models that are wanted are due"
         held, is_raised = workers[worker_id].get(name), (worker_id, name) in raised
-        loads.append(_load(worker_id, model, generation, is_raised=is_raised))
-        step = "make known" if model.is_on_demand and not is_raised else "load"
-        why = "its copy elsewhere is to go" if is_raised else _why_load(model, held)
+        tier = _tier(model, held, is_raised=is_raised, is_placed=is_placed)
+        is_spare = not (is_placed or is_raised) and bool(placement[name])
+        loads.append(_load(worker_id, model, generation, tier, is_spare=is_spare))
+        step = "make known" if tier is Tier.COLD else "load"
+        why = "its copy elsewhere is to go" if is_raised else _why_load(tier, held, generation)
         reasons.append(f"{step} {name!r} in generation {generation} on {worker_id!r}: {why}")
     return tuple(loads)
 
@@ -73,38 +78,65 @@ def _due(
     applied: Mapping[str, Applied],
     placement: Mapping[str, tuple[str, ...]],
     raised: Collection[tuple[str, str]],
-) -> Iterable[tuple[str, str]]:
-    """(worker, model) of the loads to begin, by worker in the order of `workers`, then by model."""
-    due: dict[str, list[str]] = {worker_id: [] for worker_id in workers}
+    known: Mapping[str, tuple[str, ...]],
+) -> Iterable[tuple[str, str, bool]]:
+    """(worker, model, whether it is placed there) of the loads to begin, by worker in the order of `workers`."""
+    due: dict[str, list[tuple[str, bool]]] = {worker_id: [] for worker_id in workers}
     for name, chosen in placement.items():
         model, generation = applied.get(name, (None, 0))
         if model is None:
             continue
-        for worker_id in chosen:
+        places = dict.fromkeys(known.get(name, ()), False) | dict.fromkeys(chosen, True)
+        for worker_id, is_placed in places.items():
             models = workers.get(worker_id)
-            if models is not None and _is_due(models.get(name), generation, is_raised=(worker_id, name) in raised):
-                due[worker_id].append(name)
-    return ((worker_id, name) for worker_id, names in due.items() for name in sorted(names))
+            if models is None:
+                continue
+            is_wanted_up = is_placed and not model.is_on_demand
+            is_raised = (worker_id, name) in raised
+            if _is_due(models.get(name), generation, is_raised=is_raised, is_wanted_up=is_wanted_up):
+                due[worker_id].append((name, is_placed))
+    return ((worker_id, name, is_placed) for worker_id, found in due.items() for name, is_placed in sorted(found))
 
 
-def _is_due(held: ObservedModel | None, generation: int, *, is_raised: bool) -> bool:
+def _tier(model: DesiredModel, held: ObservedModel | None, *, is_raised: bool, is_placed: bool) -> Tier:
+    if is_raised:
+        return Tier.ACTIVE
+    if is_placed:
+        return model.residency.tier
+    # What the keeper brought up stays up in a new generation.
+    is_up = held is not None and held.state in UP and not model.is_on_demand
+    return Tier.ACTIVE if is_up else Tier.COLD
+
+
+def _is_due(held: ObservedModel | None, generation: int, *, is_raised: bool, is_wanted_up: bool) -> bool:
     if held is None:
         return True
     if held.state == "draining":
         return False  # its lease says when it is gone; then it is planned again
-    # Known, loaded, on its way, or failed: that waits for a request, the worker's own retry, or another manifest.
-    is_there = held.state != "cold" and held.generation >= generation
-    return not is_there or (is_raised and held.state in _DOWN)
+    if held.state == "cold" or held.generation < generation:
+        return True
+    # Evicted, loaded, on its way, or failed: that waits for a request, the worker's own retry, or another manifest.
+    return held.state in _DOWN if is_raised else is_wanted_up and held.state == KNOWN
 
 
-def _load(worker_id: str, model: DesiredModel, generation: int, *, is_raised: bool) -> LoadModel:
-    residency = dataclasses.replace(model.residency, tier=Tier.ACTIVE) if is_raised else model.residency
+def _load(worker_id: str, model: DesiredModel, generation: int, tier: Tier, *, is_spare: bool) -> LoadModel:
+    residency = dataclasses.replace(model.residency, tier=tier)
     return LoadModel(
-        worker_id, model.name, model.uri, model.revision, generation, model.limits, residency, model.credentials
+        worker_id,
+        model.name,
+        model.uri,
+        model.revision,
+        generation,
+        model.limits,
+        residency,
+        model.credentials,
+        is_spare,
     )
 
 
-def _why_load(model: DesiredModel, held: ObservedModel | None) -> str:
+def _why_load(tier: Tier, held: ObservedModel | None, generation: int) -> str:
     if held is None:
-        return "it does not know it" if model.is_on_demand else "it does not hold it"
-    return f"it {'knows' if held.state == KNOWN else 'holds'} generation {held.generation}"
+        return "it does not know it" if tier is Tier.COLD else "it does not hold it"
+    if held.generation >= generation:
+        return "a copy belongs there"
+    return f"it {'knows' if held.state in AT_REST else 'holds'} generation {held.generation}"

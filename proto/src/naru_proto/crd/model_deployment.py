@@ -59,7 +59,9 @@ class ModelDeploymentSpec(CrdModel):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     alias: ModelNameText | None = Field(
-        default=None, description="A second name applications may ask for; moves only when the new model is ready."
+        default=None,
+        description="A second name applications may ask for. While another ModelDeployment has it, this one waits for "
+        "it; taken out there, it moves here once as many copies are ready here.",
     )
     replicas: ReplicasSpec = Field(default_factory=ReplicasSpec, description="How many copies there may be.")
     scaling: ScalingSpec = Field(default_factory=ScalingSpec, description="When copies are added and removed.")
@@ -109,6 +111,12 @@ class ModelDeployment(CrdModel):
             "!has(self.spec.alias) || self.spec.alias != self.metadata.name",
             "must differ from metadata.name, which is served anyway: choose another alias or leave it out",
             lambda model: model.spec.alias != model.metadata.name,
+        ),
+        Rule(
+            "spec.routing.fallbacks",
+            "!has(self.spec.routing.fallbacks) || !self.spec.routing.fallbacks.exists(a, a == self.metadata.name)",
+            "must name other models, as this one is tried first: take its own name out",
+            lambda model: model.metadata.name not in model.spec.routing.fallbacks,
         ),
     )
 

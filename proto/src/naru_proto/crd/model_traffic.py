@@ -7,11 +7,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from naru_proto.crd.base import CrdModel, Items, Rule
-from naru_proto.crd.units import Seconds
+from naru_proto.crd.units import DnsSubdomain, Seconds
 
-RoutingStrategy = Literal["PrefixAffinity", "LeastLoaded"]
+RoutingStrategy = Literal["PrefixAffinity", "LeastLoaded", "RoundRobin"]
 CacheIsolation = Literal["Isolated", "AfterSystem", "Shared"]
 RolloutStrategy = Literal["Surge", "Recreate"]
+
+DEFAULT_LOAD_FACTOR = 1.25
+MAX_FALLBACKS = 8
+MAX_SPLIT = 16
 
 TenantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$", max_length=63)]
 LabelText = Annotated[str, StringConstraints(max_length=63)]
@@ -43,23 +47,66 @@ class PlacementSpec(CrdModel):
     )
 
 
+class SplitShare(CrdModel):
+    """One model that takes a part of the requests."""
+
+    model: DnsSubdomain = Field(description="Name of a ModelDeployment, which may be this one.")
+    weight: int = Field(ge=0, le=1000, description="Its part, beside the weights of the others. 0: none.")
+
+
 class RoutingSpec(CrdModel):
-    """How requests choose among the copies."""
+    """Where requests go."""
 
     strategy: RoutingStrategy = Field(
         default="PrefixAffinity",
-        description="PrefixAffinity: to the copy that holds the prompt's prefix, within the load bound. LeastLoaded: "
-        "to the copy with the fewest requests.",
+        description="PrefixAffinity: to the copy that answers soonest, by what it holds of the prompt and what waits "
+        "there. LeastLoaded: to the copy with the fewest requests. RoundRobin: to one copy after the other.",
     )
     load_factor: float = Field(
-        default=1.25,
+        default=DEFAULT_LOAD_FACTOR,
         alias="loadFactor",
         ge=1.0,
         le=10.0,
-        description="A copy takes at most this many times the mean load before requests overflow to the next.",
+        description="A copy takes at most this many times the mean load before requests overflow to the next. The "
+        "default leaves it to the router's own setting.",
     )
     max_retries: int = Field(
         default=1, alias="maxRetries", ge=0, le=3, description="Tries on other workers before the first byte is sent."
+    )
+    split: Items[SplitShare] = Field(
+        default=(),
+        max_length=MAX_SPLIT,
+        description="Models that share the requests for this one by weight. One conversation stays with one of them. "
+        "Empty: this model alone. What they split themselves does not count.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["model"]},
+    )
+    fallbacks: Items[DnsSubdomain] = Field(
+        default=(),
+        max_length=MAX_FALLBACKS,
+        description="ModelDeployments that answer, in this order, while no copy can be had. Their own fallbacks do "
+        "not count.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "split",
+            "!has(self.split) || size(self.split) == 0 || (self.split.exists(a, a.weight > 0) && "
+            "self.split.all(a, self.split.exists_one(b, b.model == a.model)))",
+            "must name each model once and have a weight above 0: repair it, or leave it out",
+            lambda spec: (
+                not spec.split
+                or (
+                    any(share.weight > 0 for share in spec.split)
+                    and len({share.model for share in spec.split}) == len(spec.split)
+                )
+            ),
+        ),
+        Rule(
+            "fallbacks",
+            "!has(self.fallbacks) || self.fallbacks.all(a, self.fallbacks.exists_one(b, b == a))",
+            "must name each model once: remove the repeated one",
+            lambda spec: len(set(spec.fallbacks)) == len(spec.fallbacks),
+        ),
     )
 
 
@@ -89,7 +136,7 @@ class TenancySpec(CrdModel):
     allow: Items[TenantName] = Field(
         default=(),
         max_length=256,
-        description="Tenants that may use the model. Empty: all.",
+        description="Tenants that may use the model; for all others it does not exist. Empty: everybody.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     cache_isolation: CacheIsolation = Field(

@@ -41,7 +41,7 @@ MODEL_STATE_HOST: ModelState
 MODEL_STATE_ACTIVE: ModelState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "add_special_tokens", "sampling", "priority", "cache_salt", "adapter", "route_keys", "skip_prefix_cache", "return_token_ids", "prior", "prior_revision")
+    __slots__ = ("request_id", "model", "text", "token_ids", "add_special_tokens", "sampling", "priority", "cache_salt", "adapter", "skip_prefix_cache", "return_token_ids", "prior", "prior_revision", "route_keys", "shared_prefix_bytes", "tenant", "tenant_weight", "timeout_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -51,11 +51,15 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    ROUTE_KEYS_FIELD_NUMBER: _ClassVar[int]
     SKIP_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PRIOR_FIELD_NUMBER: _ClassVar[int]
     PRIOR_REVISION_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_PREFIX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -65,12 +69,16 @@ class GenerateRequest(_message.Message):
     priority: int
     cache_salt: bytes
     adapter: str
-    route_keys: _containers.RepeatedScalarFieldContainer[bytes]
     skip_prefix_cache: bool
     return_token_ids: bool
     prior: _containers.RepeatedCompositeFieldContainer[PriorOutput]
     prior_revision: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., adapter: _Optional[str] = ..., route_keys: _Optional[_Iterable[bytes]] = ..., skip_prefix_cache: _Optional[bool] = ..., return_token_ids: _Optional[bool] = ..., prior: _Optional[_Iterable[_Union[PriorOutput, _Mapping]]] = ..., prior_revision: _Optional[str] = ...) -> None: ...
+    route_keys: bytes
+    shared_prefix_bytes: int
+    tenant: str
+    tenant_weight: float
+    timeout_s: float
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., adapter: _Optional[str] = ..., skip_prefix_cache: _Optional[bool] = ..., return_token_ids: _Optional[bool] = ..., prior: _Optional[_Iterable[_Union[PriorOutput, _Mapping]]] = ..., prior_revision: _Optional[str] = ..., route_keys: _Optional[bytes] = ..., shared_prefix_bytes: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -119,16 +127,18 @@ class Delta(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_inference_pb2.PositionLogprobs, _Mapping]]] = ..., request_done: _Optional[bool] = ..., cached_tokens: _Optional[int] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("code", "message", "param", "retryable")
+    __slots__ = ("code", "message", "param", "retryable", "retry_after_s")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     param: str
     retryable: bool
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
+    retry_after_s: float
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retryable: _Optional[bool] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class RouterFrame(_message.Message):
     __slots__ = ("generate", "cancel")
@@ -139,24 +149,68 @@ class RouterFrame(_message.Message):
     def __init__(self, generate: _Optional[_Iterable[_Union[GenerateRequest, _Mapping]]] = ..., cancel: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerFrame(_message.Message):
-    __slots__ = ("epoch", "deltas", "load")
+    __slots__ = ("epoch", "deltas", "load", "route_keys")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_KEYS_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     deltas: _containers.RepeatedCompositeFieldContainer[Delta]
     load: Load
-    def __init__(self, epoch: _Optional[str] = ..., deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    route_keys: _containers.RepeatedCompositeFieldContainer[RouteKeyUpdate]
+    def __init__(self, epoch: _Optional[str] = ..., deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., route_keys: _Optional[_Iterable[_Union[RouteKeyUpdate, _Mapping]]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "kv_usage")
+    __slots__ = ("num_running", "num_waiting", "kv_usage", "num_others", "models", "last_request_id")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    NUM_OTHERS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    LAST_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     kv_usage: float
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ...) -> None: ...
+    num_others: int
+    models: _containers.RepeatedCompositeFieldContainer[ModelLoad]
+    last_request_id: str
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., num_others: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., last_request_id: _Optional[str] = ...) -> None: ...
+
+class ModelLoad(_message.Message):
+    __slots__ = ("model", "num_running", "num_waiting", "num_others", "waiting_tokens", "prefill_tokens_per_s", "decode_step_s", "kv_usage")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_OTHERS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    num_running: int
+    num_waiting: int
+    num_others: int
+    waiting_tokens: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    kv_usage: float
+    def __init__(self, model: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_others: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., kv_usage: _Optional[float] = ...) -> None: ...
+
+class RouteKeyUpdate(_message.Message):
+    __slots__ = ("model", "epoch", "is_snapshot", "added", "removed", "number")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    epoch: int
+    is_snapshot: bool
+    added: bytes
+    removed: bytes
+    number: int
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_ids",)
@@ -260,6 +314,30 @@ class UnloadReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class MoveRequest(_message.Message):
+    __slots__ = ("model", "tier", "fencing_token", "only_if_idle", "drain_timeout_s", "for_request")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    FENCING_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ONLY_IF_IDLE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    FOR_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    tier: Tier
+    fencing_token: int
+    only_if_idle: bool
+    drain_timeout_s: float
+    for_request: bool
+    def __init__(self, model: _Optional[str] = ..., tier: _Optional[_Union[Tier, str]] = ..., fencing_token: _Optional[int] = ..., only_if_idle: _Optional[bool] = ..., drain_timeout_s: _Optional[float] = ..., for_request: _Optional[bool] = ...) -> None: ...
+
+class MoveReply(_message.Message):
+    __slots__ = ("state", "eta_s")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ETA_S_FIELD_NUMBER: _ClassVar[int]
+    state: ModelState
+    eta_s: float
+    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., eta_s: _Optional[float] = ...) -> None: ...
+
 class DescribeRequest(_message.Message):
     __slots__ = ("known",)
     KNOWN_FIELD_NUMBER: _ClassVar[int]
@@ -287,12 +365,14 @@ class DescribeReply(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., backend: _Optional[str] = ..., isa: _Optional[str] = ..., num_threads: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., draining: _Optional[bool] = ..., known: _Optional[_Iterable[_Union[KnownModel, _Mapping]]] = ...) -> None: ...
 
 class KnownModel(_message.Message):
-    __slots__ = ("model", "generation")
+    __slots__ = ("model", "generation", "tier")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     model: str
     generation: int
-    def __init__(self, model: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    tier: Tier
+    def __init__(self, model: _Optional[str] = ..., generation: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("model", "state", "uri", "revision", "generation", "architecture", "max_model_len", "vocab_size", "weight_bytes", "kv_bytes", "kv_bytes_per_token", "chat_template", "bos_token", "eos_token", "error", "block_size", "num_blocks", "wanted_tier", "residency", "kv_committed_bytes", "workspace_bytes", "num_in_flight", "num_held", "idle_s", "resident_s", "load_s", "eta_s", "bytes_done", "bytes_total", "last_eviction", "last_eviction_s", "retry_s", "epoch")

@@ -60,6 +60,11 @@ class WorkerStub:
                 request_serializer=naru__proto_dot_v1_dot_worker__pb2.UnloadRequest.SerializeToString,
                 response_deserializer=naru__proto_dot_v1_dot_worker__pb2.UnloadReply.FromString,
                 _registered_method=True)
+        self.Move = channel.unary_unary(
+                '/naru.v1.Worker/Move',
+                request_serializer=naru__proto_dot_v1_dot_worker__pb2.MoveRequest.SerializeToString,
+                response_deserializer=naru__proto_dot_v1_dot_worker__pb2.MoveReply.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/naru.v1.Worker/Describe',
                 request_serializer=naru__proto_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
@@ -122,6 +127,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Move(self, request, context):
+        """Brings a model it knows nearer or farther, by the orders it has for it; returns once that is under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """What this worker is and which models it holds.
         """
@@ -177,6 +189,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Unload,
                     request_deserializer=naru__proto_dot_v1_dot_worker__pb2.UnloadRequest.FromString,
                     response_serializer=naru__proto_dot_v1_dot_worker__pb2.UnloadReply.SerializeToString,
+            ),
+            'Move': grpc.unary_unary_rpc_method_handler(
+                    servicer.Move,
+                    request_deserializer=naru__proto_dot_v1_dot_worker__pb2.MoveRequest.FromString,
+                    response_serializer=naru__proto_dot_v1_dot_worker__pb2.MoveReply.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -335,6 +352,33 @@ class Worker:
             '/naru.v1.Worker/Unload',
             naru__proto_dot_v1_dot_worker__pb2.UnloadRequest.SerializeToString,
             naru__proto_dot_v1_dot_worker__pb2.UnloadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Move(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/naru.v1.Worker/Move',
+            naru__proto_dot_v1_dot_worker__pb2.MoveRequest.SerializeToString,
+            naru__proto_dot_v1_dot_worker__pb2.MoveReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class WorkerStub:
     """
     Unload: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UnloadRequest, _worker_pb2.UnloadReply]
     """Takes a model down; returns when its memory is free."""
+    Move: _grpc.UnaryUnaryMultiCallable[_worker_pb2.MoveRequest, _worker_pb2.MoveReply]
+    """Brings a model it knows nearer or farther, by the orders it has for it; returns once that is under way."""
     Describe: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeReply]
     """What this worker is and which models it holds."""
     Stats: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StatsRequest, _worker_pb2.StatsReply]
@@ -71,6 +73,8 @@ class WorkerAsyncStub(WorkerStub):
     """
     Unload: _aio.UnaryUnaryMultiCallable[_worker_pb2.UnloadRequest, _worker_pb2.UnloadReply]  # type: ignore[assignment]
     """Takes a model down; returns when its memory is free."""
+    Move: _aio.UnaryUnaryMultiCallable[_worker_pb2.MoveRequest, _worker_pb2.MoveReply]  # type: ignore[assignment]
+    """Brings a model it knows nearer or farther, by the orders it has for it; returns once that is under way."""
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeReply]  # type: ignore[assignment]
     """What this worker is and which models it holds."""
     Stats: _aio.UnaryUnaryMultiCallable[_worker_pb2.StatsRequest, _worker_pb2.StatsReply]  # type: ignore[assignment]
@@ -119,6 +123,13 @@ class WorkerServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.UnloadReply, _abc.Awaitable[_worker_pb2.UnloadReply]]:
         """Takes a model down; returns when its memory is free."""
+
+    def Move(
+        self,
+        request: _worker_pb2.MoveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.MoveReply, _abc.Awaitable[_worker_pb2.MoveReply]]:
+        """Brings a model it knows nearer or farther, by the orders it has for it; returns once that is under way."""
 
     def Describe(
         self,

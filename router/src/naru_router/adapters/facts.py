@@ -1,6 +1,7 @@
 """Facts of models that no worker has loaded yet, or not since this router started: a chat cannot be rendered without.
 
-Used by the job maker. All who want the facts of one model wait for one request that brings it up.
+Used by the job maker. All who want the facts of one model wait for one request that brings it up, each for its own
+time.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from naru_proto.names import WORKER_LEASE_TTL_S, base_name
 from naru_proto.registry import ModelInfoRecord
 from naru_router.adapters.dispatcher import Dispatcher
 from naru_router.adapters.fleet import Fleet
+from naru_router.adapters.load_times import LoadTimes
 from naru_router.core.route_map import Service
+from naru_router.core.waiting import Outlook, check_hope, unavailable
 
 _LOOK_AGAIN_S = 1.0
 """Between two looks at whether another model serves the name by now."""
+_SEARCH_S = 86_400.0
+"""A search lasts as long as somebody waits for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,17 +36,32 @@ class _Search:
 class ModelFacts:
     """Finds the facts of models."""
 
-    def __init__(self, fleet: Fleet, dispatcher: Dispatcher, *, refresh: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        times: LoadTimes | None = None,
+        *,
+        max_wait_s: float = 30.0,
+        refresh: Callable[[], None],
+    ) -> None:
+        """`max_wait_s`: the router's own limit; `refresh` asks for a new reading of the route map."""
         self._fleet = fleet
         self._dispatcher = dispatcher
+        self._times = times or LoadTimes(lambda: fleet.route_map, lambda model: None)
+        self._max_wait_s = max_wait_s
         self._refresh = refresh
-        """Asks for a new reading of the route map."""
         self._searches: dict[str, _Search] = {}
 
-    async def of(self, service: Service, name: str) -> ModelInfoRecord | None:
+    async def of(self, service: Service, name: str, timeout_s: float = 0.0) -> ModelInfoRecord | None:
         """The facts of what serves `name`, at once where they are known; else the model is brought up first.
 
         None: another model serves the name by now.
+
+        Args:
+            service: what serves the name.
+            name: what the client asked for.
+            timeout_s: after so long they are of no use; 0: the model's limit, or the router's, alone counts.
 
         Raises:
             Unavailable: no worker can serve it in time.
@@ -52,26 +72,27 @@ class ModelFacts:
         known = self._fleet.route_map.info(model)
         if known is not None:
             return known
+        wait_s = service.max_wait_s or self._max_wait_s
+        deadline_s = time.monotonic() + (min(wait_s, timeout_s) if timeout_s > 0 else wait_s)
         with self._dispatcher.seat(model, service.max_depth) as seat:
             seat.take()
-            return await self._join(service, name)
+            return await self._join(model, name, deadline_s)
 
-    async def _join(self, service: Service, name: str) -> ModelInfoRecord | None:
-        model = service.model.name
+    async def _join(self, model: str, name: str, deadline_s: float) -> ModelInfoRecord | None:
         search = self._searches.get(model)
         if search is None:
-            work = self._search(model, service.max_wait_s)
-            search = self._searches[model] = _Search(asyncio.create_task(work, name=f"facts of {model}"))
+            task = asyncio.create_task(self._search(model), name=f"facts of {model}")
+            search = self._searches[model] = _Search(task)
         search.num_waiters += 1
         try:
             while not search.task.done():
                 if self._fleet.route_map.has_moved(name, model):
                     return None
-                await asyncio.wait({search.task}, timeout=_LOOK_AGAIN_S)
+                await self._wait(search, model, deadline_s - time.monotonic())
         finally:
             search.num_waiters -= 1
             if search.num_waiters == 0:
-                # The last one: done, or nobody wants it any more.
+                # The last one: done, or nobody wants it any more. The load goes on.
                 search.task.cancel()
                 if self._searches.get(model) is search:
                     del self._searches[model]
@@ -80,8 +101,18 @@ class ModelFacts:
             raise copy.copy(error)  # each has a trace of its own
         return search.task.result()
 
-    async def _search(self, model: str, max_wait_s: float) -> ModelInfoRecord:
-        await self._dispatcher.bring_up(model, max_wait_s)
+    async def _wait(self, search: _Search, model: str, rest_s: float) -> None:
+        left = self._times.left(model)
+        if rest_s <= 0:
+            survey = self._fleet.survey(model)
+            num_coming = survey.num_pending + len(survey.candidates)
+            outlook = Outlook(num_coming, survey.num_unaware, survey.failures)
+            raise unavailable(base_name(model), outlook, left, is_over=True)
+        check_hope(base_name(model), left, rest_s)
+        await asyncio.wait({search.task}, timeout=min(rest_s, _LOOK_AGAIN_S))
+
+    async def _search(self, model: str) -> ModelInfoRecord:
+        await self._dispatcher.bring_up(model, _SEARCH_S)
         self._refresh()
         deadline_s = time.monotonic() + WORKER_LEASE_TTL_S
         while (found := self._fleet.route_map.info(model)) is None:

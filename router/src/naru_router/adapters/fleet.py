@@ -7,28 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from naru_proto.errors import NaruError
 from naru_proto.names import WORKER_LEASE_TTL_S
 from naru_proto.registry import WorkerRecord
+from naru_proto.v1 import worker_pb2
+from naru_router.adapters.health import Health, Incarnation
 from naru_router.adapters.metrics import Metrics
+from naru_router.adapters.news import News
 from naru_router.adapters.worker_link import WorkerLink
 from naru_router.core.holding import Absence, Holder, Nearness, absence, nearness
+from naru_router.core.pending_keys import PendingKeys
 from naru_router.core.retry import FailureKind
 from naru_router.core.route_map import RouteMap
+from naru_router.core.routing.model import WorkerView
+from naru_router.core.tenant_queues import TenantQueues
 
 logger = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 1.0
 """How often a worker without a lease is asked whether it lives, while requests are open on it."""
-
-Incarnation = tuple[str, str]
-"""(worker id, epoch): a restarted worker is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,14 @@ class Survey:
 class Fleet:
     """Links by worker id."""
 
-    def __init__(self, *, id_prefix: str, metrics: Metrics) -> None:
+    def __init__(self, *, id_prefix: str, metrics: Metrics, news: News | None = None) -> None:
         self.route_map = RouteMap()
+        self.seed = b""
+        """Of hash rings; the same in all routers of an installation. Empty until the first reading."""
+        self.news = news or News()
+        self.health = Health(metrics)
+        self.pending = PendingKeys()
+        self.queues = TenantQueues()
         self._id_prefix = id_prefix
         self._metrics = metrics
         self._links: dict[str, WorkerLink] = {}
@@ -63,6 +73,9 @@ class Fleet:
         """Worker id to model to the requests that wait there for the model to be loaded."""
         self._change = asyncio.Event()
         self._num_links = 0
+        self._others = metrics.others_in_flight
+        self._shown = (0, 0)
+        """Damaged news and dropped keys that the metrics count already."""
 
     def apply(self, route_map: RouteMap) -> None:
         """Takes a new map: links to new workers open, those of lost leases take no more requests."""
@@ -78,15 +91,14 @@ class Fleet:
             logger.info("worker %s has lost its lease", worker_id)
             self._retire(worker_id)
         self._absences = {key: it for key, it in self._absences.items() if self._is_absent(*key)}
+        self._show_news()
+        living = {(worker_id, record.epoch) for worker_id, record in route_map.workers.items()}
+        self.health.keep(living, route_map.models)
         self._notify()
 
     def survey(self, model: str, excluded: frozenset[Incarnation] = frozenset()) -> Survey:
         """Asks the map and the links who can serve a model."""
-        ready = [
-            self._holder(record, Nearness.READY, model)
-            for record in self.route_map.ready_workers(model)
-            if self._is_open(record, model, excluded) and self._links[record.worker_id].is_up
-        ]
+        ready = [self._holder(record, Nearness.READY, model) for record in self.ready(model, excluded)]
         wanted = self.route_map.models.get(model)
         is_known = wanted is not None
         if ready:
@@ -105,6 +117,43 @@ class Fleet:
             else:
                 candidates.append(self._holder(record, near, model))
         return Survey(tuple(candidates), num_pending, num_unaware, is_known, tuple(self.route_map.failures(model)))
+
+    def ready(self, model: str, excluded: frozenset[Incarnation] = frozenset()) -> list[WorkerRecord]:
+        """Workers that have a model ready, are connected, not excluded, and did not say that they lack it."""
+        return [
+            record
+            for record in self.route_map.ready_workers(model)
+            if self._links[record.worker_id].is_up and self._is_open(record, model, excluded)
+        ]
+
+    def views(self, model: str, records: Sequence[WorkerRecord]) -> list[WorkerView]:
+        """What routing may know of workers that have a model ready."""
+        health, news, now_s = self.health, self.news, self.health.clock()
+        found = []
+        for record in records:
+            worker_id = record.worker_id
+            told = news.load(worker_id, model)
+            condition = health.condition((worker_id, record.epoch), model, now_s)
+            link = self._links[worker_id]
+            found.append(
+                WorkerView(
+                    worker_id,
+                    link.num_open(model) + told.num_others,
+                    link.num_in_flight + news.num_others(worker_id),
+                    told.waiting_tokens,
+                    told.prefill_tokens_per_s,
+                    told.decode_step_s,
+                    is_leaving=record.leaving,
+                    is_suspect=condition.is_suspect,
+                    is_probe=condition.is_probe,
+                    observed_wait_s=condition.observed_wait_s,
+                )
+            )
+        return found
+
+    def matches(self, model: str, keys: tuple[bytes, ...]) -> Mapping[str, int]:
+        """How many leading keys of a prompt each worker holds, or is computing for this router."""
+        return self.pending.with_pending(keys, self.news.matches(model, keys))
 
     def link(self, worker_id: str) -> tuple[WorkerLink, Incarnation]:
         """The link of a surveyed candidate, and which life of the worker it leads to."""
@@ -181,17 +230,54 @@ class Fleet:
         await asyncio.gather(*(link.close() for link in retired.values()), *retired)
 
     def _open(self, worker_id: str, address: str) -> None:
+        def take_news(_: str, frame: worker_pb2.WorkerFrame) -> None:
+            # What a forerunner says whose requests are seen out is no news of its successor.
+            if self._links.get(worker_id) is link:
+                self._take_news(worker_id, frame)
+
         self._num_links += 1
-        self._links[worker_id] = WorkerLink(
+        self._metrics.worker_up.labels(worker_id).set(0)
+        link = self._links[worker_id] = WorkerLink(
             worker_id,
             address,
             id_prefix=f"{self._id_prefix}-{self._num_links}",
-            on_change=self._notify,
+            on_change=functools.partial(self._link_changed, worker_id),
+            on_news=take_news,
             metrics=self._metrics,
         )
 
+    def _take_news(self, worker_id: str, frame: worker_pb2.WorkerFrame) -> None:
+        self.news.take(worker_id, frame)
+        if not frame.HasField("load"):
+            return
+        self._others.labels(worker_id).set(frame.load.num_others)
+        record = self.route_map.workers.get(worker_id)
+        if record is not None and frame.load.models:
+            known = self.route_map.models
+            steps = [(each.model, each.decode_step_s) for each in frame.load.models if each.model in known]
+            self.health.told_steps((worker_id, record.epoch), steps)
+            self.health.review()
+
+    def _show_news(self) -> None:
+        """Brings the series about what workers told up to now."""
+        news, metrics, (num_damaged, num_dropped) = self.news, self._metrics, self._shown
+        metrics.route_keys.set(news.index.num_keys)
+        metrics.damaged_news.inc(news.num_damaged - num_damaged)
+        metrics.dropped_route_keys.inc(news.index.num_dropped - num_dropped)
+        self._shown = news.num_damaged, news.index.num_dropped
+
+    def _link_changed(self, worker_id: str) -> None:
+        link = self._links.get(worker_id)
+        is_up = link is not None and link.is_up
+        self._metrics.worker_up.labels(worker_id).set(is_up)
+        if not is_up:
+            self.news.lost(worker_id)
+            self._others.labels(worker_id).set(0)
+        self._notify()
+
     def _retire(self, worker_id: str) -> None:
         link = self._links.pop(worker_id)
+        self.news.lost(worker_id)
         task = asyncio.create_task(self._see_out(link))
         self._retired[task] = link
         task.add_done_callback(lambda _: self._retired.pop(task))
@@ -205,6 +291,7 @@ class Fleet:
             await self.changed(PROBE_INTERVAL_S)
         await link.close()
         if link.worker_id not in self._links:
+            self.news.forget(link.worker_id)
             self._metrics.forget_worker(link.worker_id)
 
     def _notify(self) -> None:

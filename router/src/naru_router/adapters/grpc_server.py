@@ -5,9 +5,12 @@ The same life of a request as over HTTP: the same jobs, dispatcher and gate.
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import logging
 import re
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
@@ -17,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from naru_proto import names
-from naru_proto.errors import InternalError, InvalidRequest, NaruError
+from naru_proto.errors import Cancelled, InternalError, InvalidRequest, NaruError
 from naru_proto.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
 from naru_router.adapters.course import Job
 from naru_router.adapters.dispatcher import Dispatcher
@@ -25,9 +28,11 @@ from naru_router.adapters.fleet import Fleet
 from naru_router.adapters.gate import Gate
 from naru_router.adapters.jobs import JobMaker
 from naru_router.adapters.metrics import Metrics
+from naru_router.core.caller import Caller
 from naru_router.core.chat_request import read_messages
+from naru_router.core.envelope import Envelope, read_envelope
 from naru_router.core.errors import error_shape
-from naru_router.core.routing import Decision
+from naru_router.core.routing.model import Decision
 from naru_router.core.sampling import check_sampling
 
 logger = logging.getLogger(__name__)
@@ -36,21 +41,30 @@ SERVICE = "naru.v1.Inference"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
-class _ReplyConsumer:
-    """Writes each delta as one reply."""
+MAX_UNSENT_REPLIES = 65_536
+"""Of one call: a client that lets more pile up reads too slowly."""
 
-    def __init__(self, context: Any, request_id: str, n: int) -> None:
-        self._context = context
+
+class _ReplyConsumer:
+    """Makes each delta one reply; `write` sends them, beside the request."""
+
+    def __init__(self, request_id: str, n: int) -> None:
         self._request_id = request_id
         self._finished = [False] * n
+        self._replies: deque[inference_pb2.InferenceReply] = deque()
+        self._has_news = asyncio.Event()
+        self._is_complete = False
         self.has_sent = False
+        self.answers_as = ""
+        """The model that answers, where it is another one than was asked for."""
 
-    def begin(self, decision: Decision) -> None:
+    def begin(self, decision: Decision, answers_as: str) -> None:
         """Starts over; only ever called before anything was sent."""
+        self.answers_as = answers_as
         self._finished = [False] * len(self._finished)
 
-    async def feed(self, deltas: Sequence[worker_pb2.Delta]) -> None:
-        """Sends the deltas that say something."""
+    def feed(self, deltas: Sequence[worker_pb2.Delta]) -> None:
+        """Takes the deltas that say something."""
         for delta in deltas:
             has_usage = delta.HasField("usage")
             if not (delta.text or delta.finish_reason or delta.logprobs or has_usage):
@@ -67,22 +81,46 @@ class _ReplyConsumer:
             if delta.finish_reason:
                 self._finished[delta.index] = True
             self.has_sent = True
-            await self._context.write(reply)
+            self._replies.append(reply)
+        if len(self._replies) > MAX_UNSENT_REPLIES:
+            raise Cancelled(f"more than {MAX_UNSENT_REPLIES} replies wait for the client; read faster")
+        self._has_news.set()
 
-    def check_finished(self) -> None:
-        """Checks that nothing is missing.
+    async def write(self, context: Any) -> None:
+        """Sends replies as they come, one awaited before the next, until `complete` and all are sent."""
+        while self._replies or not self._is_complete:
+            if not self._replies:
+                self._has_news.clear()
+                await self._has_news.wait()
+                continue
+            await context.write(self._replies.popleft())
+
+    def complete(self) -> None:
+        """No reply follows.
 
         Raises:
             InternalError: a choice has not finished.
         """
         if not all(self._finished):
             raise InternalError("the worker ended the request before all of its choices; send it again")
+        self._is_complete = True
+        self._has_news.set()
 
 
 class InferenceService:
     """The three calls. Replies are written to the context, so that one write is awaited before the next."""
 
-    def __init__(self, fleet: Fleet, jobs: JobMaker, dispatcher: Dispatcher, gate: Gate, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        jobs: JobMaker,
+        dispatcher: Dispatcher,
+        gate: Gate,
+        metrics: Metrics,
+        caller_of: Callable[[Any], Caller],
+    ) -> None:
+        """`caller_of`: who sends a call with this metadata; raises NaruError where nobody may."""
+        self._caller_of = caller_of
         self._fleet = fleet
         self._jobs = jobs
         self._dispatcher = dispatcher
@@ -94,7 +132,9 @@ class InferenceService:
 
         async def make_job() -> Job:
             _check(request.sampling)
-            return self._jobs.completions(request.model, [request.prompt], request.sampling)[0]
+            return self._jobs.completions(
+                request.model, [request.prompt], request.sampling, self._envelope(request.request_id, context)
+            )[0]
 
         await self._run("grpc_generate", request.request_id, make_job, context)
 
@@ -104,7 +144,9 @@ class InferenceService:
         async def make_job() -> Job:
             _check(request.sampling)
             messages = read_messages([{"role": m.role, "content": m.content} for m in request.messages])
-            return await self._jobs.chat(request.model, messages, request.sampling)
+            return await self._jobs.chat(
+                request.model, messages, request.sampling, self._envelope(request.request_id, context)
+            )
 
         await self._run("grpc_chat", request.request_id, make_job, context)
 
@@ -112,7 +154,12 @@ class InferenceService:
         """The models, by name."""
         route_map = self._fleet.route_map
         reply = inference_pb2.ListModelsReply()
-        for name in route_map.entries():
+        try:
+            caller = self._caller_of(context.invocation_metadata())
+        except NaruError as exc:
+            await _abort(context, exc)
+            raise
+        for name in route_map.entries(caller):
             model = route_map.models[name].target or name
             info = route_map.info(model)
             reply.models.add(
@@ -123,6 +170,16 @@ class InferenceService:
             )
         return reply
 
+    def _envelope(self, request_id: str, context: Any) -> Envelope:
+        """What the call's metadata says; its own deadline counts where it is sooner."""
+        metadata = context.invocation_metadata()
+        texts = {name: value for name, value in metadata or () if isinstance(value, str)}
+        envelope = read_envelope(texts.get, self._caller_of(metadata), request_id)
+        remaining_s = context.time_remaining()
+        if remaining_s is None or 0 < envelope.timeout_s <= remaining_s:
+            return envelope
+        return dataclasses.replace(envelope, timeout_s=max(0.001, remaining_s))
+
     async def _run(self, endpoint: str, request_id: str, make_job: Callable[[], Awaitable[Job]], context: Any) -> None:
         model, status = "", "INTERNAL"
         try:
@@ -131,9 +188,10 @@ class InferenceService:
                     raise InvalidRequest(f"request_id is {request_id[:40]!r}; use letters, digits and ._:/+=-")
                 job = await make_job()
                 model = job.label
-                consumer = _ReplyConsumer(context, request_id or secrets.token_hex(16), job.n)
-                await self._dispatcher.run(job, consumer)
-                consumer.check_finished()
+                consumer = _ReplyConsumer(request_id or secrets.token_hex(16), job.n)
+                await self._run_beside_writing(job, consumer, context)
+                if consumer.answers_as:
+                    context.set_trailing_metadata(((names.HEADER_MODEL, consumer.answers_as),))
                 status = "OK"
         except NaruError as exc:
             status = error_shape(exc).grpc
@@ -144,6 +202,16 @@ class InferenceService:
             await _abort(context, InternalError("the router failed on this request; its log says why"))
         finally:
             self._metrics.requests.labels(endpoint, model, status).inc()
+
+    async def _run_beside_writing(self, job: Job, consumer: _ReplyConsumer, context: Any) -> None:
+        writer = asyncio.create_task(consumer.write(context))
+        try:
+            await self._dispatcher.run(job, consumer)
+            consumer.complete()
+            await writer
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
 
 
 def _check(sampling: inference_pb2.SamplingParams) -> None:
@@ -161,8 +229,11 @@ async def _abort(context: Any, error: NaruError) -> None:
 class GrpcServer:
     """The server and its health."""
 
-    def __init__(self, service: InferenceService, max_message_bytes: int) -> None:
-        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", max_message_bytes)])
+    def __init__(self, service: InferenceService, max_message_bytes: int, *, is_shared: bool = False) -> None:
+        """`is_shared`: other processes listen on the same port."""
+        self._server = grpc.aio.server(
+            options=[("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", int(is_shared))]
+        )
         health_module: Any = health
         self._health: Any = health_module.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(cast(Any, service), self._server)

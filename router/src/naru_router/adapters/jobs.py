@@ -1,39 +1,84 @@
 """Turns checked calls into jobs for workers: finds the model, and for a chat its template, and renders that.
 
-Called by both edges.
+Called by both edges. What tells where the job goes is made here, too: its route keys, its sizes, its place on the ring.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import logging
+import math
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
-from naru_proto.errors import InvalidRequest, Unavailable
+from naru_proto.errors import Cancelled, DeadlineExceeded, InvalidRequest, LoadError, NaruError, Overloaded, Unavailable
 from naru_proto.names import base_name
 from naru_proto.registry import ModelInfoRecord
+from naru_proto.route_keys import ID_BYTES, boundaries, key_root, keys_of_ids, keys_of_text, pack_keys, shared_key_root
 from naru_proto.v1 import inference_pb2, worker_pb2
 from naru_router.adapters.course import Job
 from naru_router.adapters.facts import ModelFacts
 from naru_router.adapters.fleet import Fleet
 from naru_router.adapters.metrics import Metrics
+from naru_router.adapters.system_parts import SystemParts
 from naru_router.adapters.templates import TemplateRenderer
 from naru_router.core.chat_request import ChatMessage
 from naru_router.core.completion_request import Prompt
+from naru_router.core.envelope import NO_ENVELOPE, Envelope
 from naru_router.core.prompt_size import check_prompt_size
 from naru_router.core.route_map import Service
-from naru_router.core.routing import KEY_PREFIX_CHARS, route_key
+from naru_router.core.routing.ring import KEY_PREFIX_CHARS, route_key
+from naru_router.core.tenancy.cache_scope import cache_scope
+from naru_router.core.tenancy.picking import pick_of
+from naru_router.core.token_sizes import TokenSizes
+
+logger = logging.getLogger(__name__)
+
+_NOWHERE = (Unavailable, LoadError, Overloaded)
+"""Of a model that cannot be served, or that as many wait for as may: another one that stands in for it may be asked."""
+_key_root = functools.lru_cache(maxsize=4096)(key_root)
+_shared_key_root = functools.lru_cache(maxsize=4096)(shared_key_root)
+_OVER = (Cancelled, DeadlineExceeded)
+"""Nobody waits for an answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a call asks, but for its prompt."""
+
+    name: str
+    sampling: inference_pb2.SamplingParams
+    envelope: Envelope
+    deadline_s: float
+    ring_parts: Sequence[str]
+    """Equal for requests that belong together: what the keys for ring and split are made of."""
+    pick: float
+    """See RouteMap.resolve."""
 
 
 class JobMaker:
     """Makes jobs for models of the route map."""
 
-    def __init__(self, fleet: Fleet, facts: ModelFacts, renderer: TemplateRenderer, metrics: Metrics) -> None:
+    def __init__(
+        self, fleet: Fleet, facts: ModelFacts, renderer: TemplateRenderer, sizes: TokenSizes, metrics: Metrics
+    ) -> None:
         self._fleet = fleet
         self._facts = facts
         self._renderer = renderer
+        self._sizes = sizes
         self._metrics = metrics
+        self._system_parts = SystemParts(renderer)
 
-    async def chat(self, name: str, messages: Sequence[ChatMessage], sampling: inference_pb2.SamplingParams) -> Job:
+    async def chat(
+        self,
+        name: str,
+        messages: Sequence[ChatMessage],
+        sampling: inference_pb2.SamplingParams,
+        envelope: Envelope = NO_ENVELOPE,
+    ) -> Job:
         """The job of a chat.
 
         Raises:
@@ -41,23 +86,55 @@ class JobMaker:
             NaruError: its template is not known, and it could not be loaded in time.
             InvalidRequest: the template is absent, refuses the messages or takes too much.
         """
-        service, info = await self._facts_of(name)
-        model = service.model.name
+        asked = self._asked(name, sampling, envelope, _chat_parts(messages))
         try:
-            text = await self._renderer.render(base_name(model), info, messages)
+            return await self._chat(asked, messages, None)
+        except _NOWHERE as error:
+            for other in self._stand_ins(asked):
+                try:
+                    return dataclasses.replace(await self._chat(asked, messages, other), first_error=error)
+                except _OVER:
+                    raise
+                except NaruError as failed:
+                    logger.info("%s cannot stand in: %s", other.entry.name, failed.message)
+            raise
+
+    def can_render(self, name: str, messages: Sequence[ChatMessage], envelope: Envelope = NO_ENVELOPE) -> bool:
+        """Whether a chat's job can be made without bringing its model up first.
+
+        Raises:
+            ModelNotFound: no such model.
+            Unavailable: its target is not there.
+        """
+        asked = self._asked(name, inference_pb2.SamplingParams(), envelope, _chat_parts(messages))
+        service = self._fleet.route_map.resolve(name, envelope.caller, asked.pick)
+        return self._fleet.route_map.info(service.model.name) is not None
+
+    async def _chat(self, asked: _Asked, messages: Sequence[ChatMessage], service: Service | None) -> Job:
+        service, info = await self._facts_of(asked, service)
+        model = base_name(service.model.name)
+        try:
+            text = await self._renderer.render(model, info, messages)
         except InvalidRequest:
-            self._metrics.template_failures.labels(base_name(model)).inc()
+            self._metrics.template_failures.labels(model).inc()
             raise
         check_prompt_size(text, info.max_model_len, param="messages")
-        request = _request(model, sampling, add_special_tokens=False)
-        request.text = text
+        shared = ""
+        if cache_scope(asked.envelope.caller, service.entry)[1]:
+            shared = await self._system_parts.of(model, info, messages, text)
 
-        async def remake() -> Job:
-            return await self.chat(name, messages, sampling)
+        async def remake(other: Service | None) -> Job:
+            return await self._chat(asked, messages, other)
 
-        return _job(name, service, request, _chat_key(model, messages), remake)
+        return self._job(asked, service, text, remake, is_rendered=True, shared=shared)
 
-    def completions(self, name: str, prompts: Sequence[Prompt], sampling: inference_pb2.SamplingParams) -> list[Job]:
+    def completions(
+        self,
+        name: str,
+        prompts: Sequence[Prompt],
+        sampling: inference_pb2.SamplingParams,
+        envelope: Envelope = NO_ENVELOPE,
+    ) -> list[Job]:
         """The jobs of a completion, one a prompt.
 
         Raises:
@@ -65,39 +142,130 @@ class JobMaker:
             Unavailable: its target is not there.
             ContextLengthExceeded: a prompt that no tokenizer could make fit.
         """
-        return [self._completion(name, prompt, sampling) for prompt in prompts]
+        jobs = []
+        for prompt in prompts:
+            begin = prompt[:KEY_PREFIX_CHARS]
+            parts = [begin if isinstance(begin, str) else str(begin)]
+            jobs.append(self._completion_or_stand_in(self._asked(name, sampling, envelope, parts), prompt))
+        return jobs
 
-    def _completion(self, name: str, prompt: Prompt, sampling: inference_pb2.SamplingParams) -> Job:
-        service = self._fleet.route_map.resolve(name)
-        model = service.model.name
-        info = self._fleet.route_map.info(model)
+    def _completion_or_stand_in(self, asked: _Asked, prompt: Prompt) -> Job:
+        try:
+            return self._completion(asked, prompt, None)
+        except _NOWHERE as error:
+            for other in self._stand_ins(asked):
+                try:
+                    return dataclasses.replace(self._completion(asked, prompt, other), first_error=error)
+                except NaruError as failed:
+                    logger.info("%s cannot stand in: %s", other.entry.name, failed.message)
+            raise
+
+    def _stand_ins(self, asked: _Asked) -> list[Service]:
+        return self._fleet.route_map.stand_ins(asked.name, asked.envelope.caller, asked.pick)
+
+    def _completion(self, asked: _Asked, prompt: Prompt, service: Service | None) -> Job:
+        if service is None:
+            service = self._fleet.route_map.resolve(asked.name, asked.envelope.caller, asked.pick)
+        info = self._fleet.route_map.info(service.model.name)
         if info is not None:
             check_prompt_size(prompt, info.max_model_len, param="prompt")
-        request = _request(model, sampling, add_special_tokens=True)
+
+        async def remake(other: Service | None) -> Job:
+            return self._completion(asked, prompt, other)
+
+        return self._job(asked, service, prompt, remake, is_rendered=False)
+
+    def _asked(
+        self, name: str, sampling: inference_pb2.SamplingParams, envelope: Envelope, ring_parts: Sequence[str]
+    ) -> _Asked:
+        parts = [envelope.session] if envelope.session else ring_parts
+        deadline_s = time.monotonic() + envelope.timeout_s if envelope.timeout_s else math.inf
+        pick = pick_of(route_key("", parts), self._fleet.seed) if self._fleet.route_map.has_splits else 0.0
+        return _Asked(name, sampling, envelope, deadline_s, parts, pick)
+
+    def _job(
+        self,
+        asked: _Asked,
+        service: Service,
+        prompt: Prompt,
+        remake: Callable[[Service | None], Awaitable[Job]],
+        *,
+        is_rendered: bool,
+        shared: str = "",
+    ) -> Job:
+        envelope, model, caller = asked.envelope, service.model.name, asked.envelope.caller
+        salt = cache_scope(caller, service.entry)[0]
+        root = _key_root(salt, model)
+        request = _request(model, asked.sampling, add_special_tokens=not is_rendered)
         if isinstance(prompt, str):
             request.text = prompt
-            key = route_key(model, [prompt[:KEY_PREFIX_CHARS]])
+            data, unit = prompt.encode(), self._sizes.bytes_per_token(model)
+            num_bytes = len(data)
+            if shared:
+                request.shared_prefix_bytes = num_shared = len(shared.encode())
+                shared_root = _shared_key_root(model)
+                keys = keys_of_text(data, root, shared_root=shared_root, shared_prefix_bytes=num_shared)
+            else:
+                keys = keys_of_text(data, root)
         else:
             request.token_ids.ids.extend(prompt)
-            key = route_key(model, [str(prompt[:KEY_PREFIX_CHARS])])
+            num_bytes, unit = len(prompt) * ID_BYTES, float(ID_BYTES)
+            keys = keys_of_ids(prompt, root)
+        if keys:
+            request.route_keys = pack_keys(keys)
+        if envelope.priority:
+            request.priority = envelope.priority
+        if caller.tenant:
+            request.cache_salt, request.tenant = salt, caller.tenant
+        request.tenant_weight = caller.weight
+        return Job(
+            model,
+            request,
+            route_key(model, asked.ring_parts),
+            _num_choices(asked.sampling),
+            name=asked.name,
+            service=service,
+            max_wait_s=service.max_wait_s,
+            max_depth=service.max_depth,
+            route_keys=keys,
+            key_tokens=tuple([int(end / unit) for end in boundaries(num_bytes)]) if keys else (),
+            num_tokens=max(1, round(num_bytes / unit)),
+            num_bytes=num_bytes if isinstance(prompt, str) else 0,
+            caller=caller,
+            priority=envelope.priority,
+            deadline_s=asked.deadline_s,
+            request_id=envelope.request_id,
+            remake=remake,
+        )
 
-        async def remake() -> Job:
-            return self._completion(name, prompt, sampling)
+    async def _facts_of(self, asked: _Asked, service: Service | None) -> tuple[Service, ModelInfoRecord]:
+        """What serves a name, and its facts; while they are waited for, another model may come to serve it.
 
-        return _job(name, service, request, key, remake)
-
-    async def _facts_of(self, name: str) -> tuple[Service, ModelInfoRecord]:
-        """What serves a name, and its facts; while they are waited for, another model may come to serve it."""
+        Raises:
+            DeadlineExceeded: the request's time is over.
+        """
+        is_given, name = service is not None, asked.name if service is None else service.entry.name
         while True:
-            service = self._fleet.route_map.resolve(name)
+            if not is_given:
+                service = self._fleet.route_map.resolve(asked.name, asked.envelope.caller, asked.pick)
+            assert service is not None
             try:
-                info = await self._facts.of(service, name)
-            except Unavailable:
-                if not self._fleet.route_map.has_moved(name, service.model.name):
+                info = await self._facts.of(service, name, _rest_s(asked.deadline_s))
+            except Unavailable as error:
+                if time.monotonic() >= asked.deadline_s:
+                    raise DeadlineExceeded(f"the time that the request was given is over; {error.message}") from error
+                if is_given or not self._fleet.route_map.has_moved(asked.name, service.model.name):
                     raise
                 continue
             if info is not None:
                 return service, info
+            if is_given:
+                raise Unavailable(f"the model {name!r} has just changed; send the request again")
+
+
+def _rest_s(deadline_s: float) -> float:
+    """Seconds until a deadline, above 0; 0: there is none."""
+    return 0.0 if math.isinf(deadline_s) else max(0.001, deadline_s - time.monotonic())
 
 
 def _request(
@@ -112,34 +280,20 @@ def _request(
     return request
 
 
-def _job(
-    name: str,
-    service: Service,
-    request: worker_pb2.GenerateRequest,
-    key: bytes,
-    remake: Callable[[], Awaitable[Job]],
-) -> Job:
-    return Job(
-        service.model.name,
-        request,
-        key,
-        _num_choices(request.sampling),
-        name=name,
-        max_wait_s=service.max_wait_s,
-        max_depth=service.max_depth,
-        remake=remake,
-    )
-
-
 def _num_choices(sampling: inference_pb2.SamplingParams) -> int:
     return sampling.n if sampling.HasField("n") else 1
 
 
-def _chat_key(model: str, messages: Sequence[ChatMessage]) -> bytes:
-    """Up to the first message of the user: it stays as the conversation grows, and differs between conversations."""
+def _chat_parts(messages: Sequence[ChatMessage]) -> list[str]:
+    """What a chat begins with, up to its first message of a user: it stays as the conversation grows.
+
+    No more of it than of a plain prompt, as questions on one long document belong together.
+    """
     parts: list[str] = []
+    rest = KEY_PREFIX_CHARS
     for message in messages:
-        parts += (message.role, message.content)
-        if message.role == "user":
+        parts += (message.role, message.content[:rest])
+        rest -= len(message.content)
+        if rest <= 0 or message.role == "user":
             break
-    return route_key(model, parts)
+    return parts

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -21,17 +22,19 @@ from redis.exceptions import RedisError, ResponseError
 
 from naru_proto import names
 from naru_proto.errors import InternalError
-from naru_proto.registry import ModelInfoRecord, ModelRecord, ResidentRecord, WorkerRecord
+from naru_proto.registry import ModelInfoRecord, ModelRecord, WorkerRecord
 from naru_router.adapters.metrics import Metrics
+from naru_router.adapters.side_tables import SideTables
 from naru_router.core.bridge import Board, bridged
+from naru_router.core.record_checks import has_digest, is_info, is_model, is_worker
 from naru_router.core.route_map import RememberedInfo, RouteMap, remember
 
 _Record = TypeVar("_Record", ModelRecord, WorkerRecord, ModelInfoRecord)
 
 logger = logging.getLogger(__name__)
 
-MAX_WAIT_S = 86_400.0
-"""No model's requests wait longer."""
+MAX_SEED_BYTES = 64
+MAX_NAME_SHOWN = 200
 READ_TIMEOUT_S = 2.0
 """A Redis that does not answer for this long is away; well below the time a dead worker may stay in the map.
 
@@ -49,7 +52,7 @@ class RegistryStatus:
     has_map: bool
     """Whether any reading ever worked."""
     age_s: float
-    """Since the last reading that worked."""
+    """Since the last reading that worked, or the start."""
     problem: str = ""
 
 
@@ -74,20 +77,27 @@ class RegistryReader:
         self._remembered: dict[str, RememberedInfo] = {}
         self._decoded: dict[str, dict[str, tuple[bytes, object]]] = {}
         """Kind of record to name to the bytes last read and what they say."""
+        self._tables = SideTables()
+        self.seed = b""
+        """Of hash rings; the same in all routers of an installation."""
         self._board = Board()
         """What the last map was made of."""
         self._run_id = ""
         """Of the Redis that was read last; another one has been restarted."""
+        self._board_id = b""
+        """See names.KEY_BOARD; another one: it was emptied."""
         self._lost: tuple[Board, float] | None = None
         """What a Redis had before it was restarted, and when that was seen."""
+        self._began_s = time.monotonic()
         self._read_at_s: float | None = None
+        metrics.registry_age.set_function(lambda: self.status.age_s)
         self._problem = "not read yet"
         self._warned: set[tuple[str, str]] = set()
 
     @property
     def status(self) -> RegistryStatus:
         """How fresh the map is."""
-        age_s = 0.0 if self._read_at_s is None else time.monotonic() - self._read_at_s
+        age_s = time.monotonic() - (self._began_s if self._read_at_s is None else self._read_at_s)
         return RegistryStatus(not self._problem, self._read_at_s is not None, age_s, self._problem)
 
     def refresh(self) -> None:
@@ -131,26 +141,57 @@ class RegistryReader:
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.hgetall(names.KEY_MODELS)
             pipe.smembers(names.KEY_WORKERS)
-            raw_models, raw_ids = await pipe.execute()
-        models = self._decode({_text(k): v for k, v in raw_models.items()}, ModelRecord, _is_model)
+            # Of a key that holds something else MGET gives nothing, where GET fails.
+            pipe.mget([names.KEY_SEED, names.KEY_BOARD])
+            raw_models, raw_ids, [raw_seed, raw_board] = await pipe.execute()
+        models = self._decode({_text(k): v for k, v in raw_models.items()}, ModelRecord, is_model)
         worker_ids = sorted(_text(raw) for raw in raw_ids)
         # A lease that has expired is absent: its worker is gone, whatever the set says.
         leases = await self._get_many(worker_ids, names.key_worker)
-        workers = self._decode(leases, WorkerRecord, _is_worker)
-        board = self._board = await self._bridge(Board(models, workers))
+        workers = self._decode(leases, WorkerRecord, is_worker)
+        board = self._board = await self._bridge(Board(models, workers), raw_board or await self._agree_on_board())
         digests = {r.info_digest for w in board.workers.values() for r in w.models.values()} - {""}
         await self._read_infos(digests)
         self._remembered = remember(self._remembered, board.models, board.workers, self._infos)
-        return RouteMap(board.models, board.workers, dict(self._infos), self._remembered)
+        await self._tables.refresh(self._redis, workers)
+        self.seed = raw_seed[:MAX_SEED_BYTES] if raw_seed else await self._agree_on_seed()
+        return RouteMap(
+            board.models,
+            board.workers,
+            dict(self._infos),
+            self._remembered,
+            self._tables.known,
+            self._tables.footprints,
+            self._tables.nodes,
+        )
 
-    async def _bridge(self, now: Board) -> Board:
-        """What was read, and what a restarted Redis has lost."""
-        if not self._run_id or not now.has_all_of(self._board):
-            run_id = await self._ask_run_id()
-            if self._run_id and run_id and run_id != self._run_id:
-                logger.warning("the Redis of the route map was restarted; what it has lost stays in use for a while")
-                self._lost = self._board, time.monotonic()
-            self._run_id = run_id or self._run_id
+    async def _agree_on_seed(self) -> bytes:
+        """The seed that the first router of the installation has written. A Redis that has lost it gets it back.
+
+        What is no seed is replaced; of two routers that do so at once the later one wins, at the next reading in both.
+        """
+        own = self.seed or secrets.token_hex(16).encode()
+        with contextlib.suppress(ResponseError):  # it can be read and not written; the next reading tries again
+            if not await self._redis.set(names.KEY_SEED, own, nx=True):
+                found = (await cast(Awaitable[list[bytes | None]], self._redis.mget([names.KEY_SEED])))[0]
+                if found:
+                    return found[:MAX_SEED_BYTES]
+                await self._redis.set(names.KEY_SEED, own)
+        return own
+
+    async def _agree_on_board(self) -> bytes:
+        """What tells this Redis from an emptied one, for all routers; empty: it can be read and not written."""
+        try:
+            await self._redis.set(names.KEY_BOARD, secrets.token_hex(16), nx=True)
+        except ResponseError:
+            return b""
+        return (await cast(Awaitable[list[bytes | None]], self._redis.mget([names.KEY_BOARD])))[0] or b""
+
+    async def _bridge(self, now: Board, board_id: bytes) -> Board:
+        """What was read, and what a Redis that was restarted or emptied has lost."""
+        if await self._has_lost(now, board_id):
+            logger.warning("the Redis of the route map has lost data; what is missing stays in use for a while")
+            self._lost = self._board, time.monotonic()
         if self._lost is not None:
             before, seen_s = self._lost
             board = bridged(before, now, time.monotonic() - seen_s)
@@ -158,6 +199,14 @@ class RegistryReader:
                 return board
             self._lost = None
         return now
+
+    async def _has_lost(self, now: Board, board_id: bytes) -> bool:
+        """Whether something is missing, and Redis not the one of the last reading, or emptied since."""
+        before_id, self._board_id = self._board_id, board_id
+        if self._run_id and now.has_all_of(self._board):
+            return False
+        before_run, self._run_id = self._run_id, await self._ask_run_id() or self._run_id
+        return bool(before_run) and (self._run_id != before_run or (bool(before_id) and board_id != before_id))
 
     async def _ask_run_id(self) -> str:
         try:
@@ -169,7 +218,11 @@ class RegistryReader:
     async def _read_infos(self, digests: set[str]) -> None:
         """Content never changes under a digest: each is read once and kept while somebody refers to it."""
         found = await self._get_many(sorted(digests - self._infos.keys()), names.key_model_info)
-        self._infos.update(self._decode(found, ModelInfoRecord, _is_info))
+
+        def is_sound(digest: str, record: ModelInfoRecord) -> bool:
+            return is_info(record) and has_digest(found[digest], digest)
+
+        self._infos.update(self._decode(found, ModelInfoRecord, is_sound))
         for digest in self._infos.keys() - digests:
             del self._infos[digest]
 
@@ -197,16 +250,20 @@ class RegistryReader:
                 continue
             try:
                 value = record.from_json(data)
-                if not is_sane(name, value):
-                    raise InternalError(f"a field of it has the wrong type: {data[:200]!r}")
-            except (InternalError, AttributeError, RecursionError) as exc:
+                why = "" if is_sane(name, value) else "a field of it cannot be what it says"
+            except InternalError as exc:
+                why = f"it cannot be read ({type(exc.__cause__).__name__})"
+            if why:
                 if (record.__name__, name) not in self._warned:
                     self._warned.add((record.__name__, name))
-                    logger.warning("the %s of %r in the route map is left out: %s", record.__name__, name, exc)
+                    # Whatever stands there may be a secret that somebody has put into the wrong place.
+                    kind, size = record.__name__, len(data)
+                    logger.warning("the %s of %r, %d bytes, is left out: %s", kind, name[:MAX_NAME_SHOWN], size, why)
                 continue
             self._warned.discard((record.__name__, name))
             after[name] = (data, value)
             records[name] = value
+        self._warned -= {pair for pair in self._warned if pair[0] == record.__name__ and pair[1] not in raw}
         return records
 
     async def _subscribe(self) -> None:
@@ -222,32 +279,3 @@ class RegistryReader:
 
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
-
-
-def _is_model(name: str, record: ModelRecord) -> bool:
-    texts = [isinstance(text, str) for text in (*record.aliases, *record.pools, record.target)]
-    numbers = [isinstance(number, int) for number in (record.created_s, record.generation, record.max_depth)]
-    is_wait_sane = isinstance(record.max_wait_s, int | float) and 0 <= record.max_wait_s <= MAX_WAIT_S
-    return record.name == name and all(texts) and all(numbers) and is_wait_sane and record.max_depth >= 0
-
-
-def _is_worker(worker_id: str, record: WorkerRecord) -> bool:
-    texts = (record.address, record.epoch, record.pool)
-    flags = (record.draining, record.leaving)
-    is_sane = record.worker_id == worker_id and all(isinstance(text, str) for text in texts)
-    return (
-        is_sane
-        and all(isinstance(flag, bool) for flag in flags)
-        and all(_is_resident(resident) for resident in record.models.values())
-    )
-
-
-def _is_resident(record: ResidentRecord) -> bool:
-    texts = (record.state, record.info_digest, record.error)
-    is_number = isinstance(record.generation, int) and isinstance(record.eta_s, int | float)
-    return is_number and all(isinstance(text, str) for text in texts)
-
-
-def _is_info(digest: str, record: ModelInfoRecord) -> bool:
-    texts = (record.chat_template, record.bos_token, record.eos_token, record.architecture)
-    return all(isinstance(text, str) for text in texts) and isinstance(record.max_model_len, int)

@@ -95,6 +95,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Applies an operator for the template."""
         budget = budget_of_thread.get()
+        if operator == "+" and type(left) is str and type(right) is str:
+            return budget.join(left, right)
         budget.step()
         weight = budget.weigh(left), budget.weigh(right)
         if operator == "*":

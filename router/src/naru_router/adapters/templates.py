@@ -1,12 +1,14 @@
 """Renders chats with the models' own templates. Called by the request's life; knows nothing of HTTP.
 
-Templates are compiled once and kept by digest; compiling and rendering happen on threads of their own with a bound on
-time, so that a bad template costs its own request alone.
+Templates are compiled once and kept. Short chats are rendered at once, within a budget that no other request would
+feel; what is longer, or takes more, goes to threads of its own with a bound on time, so that a bad template costs its
+own request alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -18,8 +20,10 @@ from jinja2.exceptions import TemplateError
 
 from naru_proto.errors import InvalidRequest
 from naru_proto.registry import ModelInfoRecord
-from naru_router.adapters.template_budget import Budget, budget_of_thread
+from naru_router.adapters.template_budget import Budget, BudgetExceeded, budget_of_thread
+from naru_router.adapters.template_flow import is_opaque
 from naru_router.adapters.template_sandbox import ChatEnvironment
+from naru_router.adapters.template_skeletons import Skeletons
 from naru_router.core.chat_request import ChatMessage
 
 MAX_TEMPLATE_CHARS = 512 * 1024
@@ -27,6 +31,14 @@ MAX_CACHED_TEMPLATES = 256
 MAX_REASON_CHARS = 500
 NUM_THREADS = 2
 """Rendering holds the interpreter; more threads would not be faster, one would let a slow template block all."""
+
+INLINE_MESSAGE_CHARS = 16 * 1024
+"""Chats up to this size are rendered without a thread: handing one over costs more than rendering it."""
+INLINE_STEPS = 4_000
+INLINE_CHARS = 64 * 1024
+INLINE_TIMEOUT_S = 0.005
+INLINE_PAUSE = 256
+"""A template that was too slow for it goes to a thread so many times before it is tried again."""
 
 WALL_FACTOR = 4
 """Clock time over processor time: waiting for a thread, other work of the machine, one slow operation."""
@@ -44,12 +56,27 @@ class TemplateLimits:
     """Of processor time; four times as much may pass on the clock, waiting for a thread included."""
 
 
+class _TooSlow(Exception):
+    """More than a rendering without a thread may take."""
+
+
 class TemplateRenderer:
     """Compiles, keeps and runs chat templates."""
 
     def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
         self._environment = ChatEnvironment()
+        self._inline_limits = TemplateLimits(
+            max_steps=min(INLINE_STEPS, limits.max_steps),
+            max_chars=min(INLINE_CHARS, limits.max_chars),
+            timeout_s=min(INLINE_TIMEOUT_S, limits.timeout_s),
+        )
+        self._pauses: dict[str, int] = {}
+        """Templates that were too slow, and how often they still go to a thread."""
+        self._opaque: dict[str, bool] = {}
+        """Whether a template only puts contents where they belong."""
+        self._skeletons: dict[tuple[str, str, str], Skeletons] = {}
+        """By template and the tokens at both ends."""
         self._cache: OrderedDict[str, Template] = OrderedDict()
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="template")
 
@@ -66,9 +93,21 @@ class TemplateRenderer:
         if not info.chat_template:
             message = f"the model {model!r} has no chat template; use /v1/completions or a chat model"
             raise InvalidRequest(message, param="model")
+        skeletons = self._skeletons.get((info.chat_template, info.bos_token, info.eos_token))
+        if skeletons is not None:
+            filled = skeletons.fill(messages)
+            if filled is not None and len(filled) <= self._limits.max_chars:
+                return filled
+        if self._may_be_inline(info.chat_template, messages):
+            try:
+                text = self._render(info, messages, self._inline_limits)
+                self._learn(info, messages, text)
+                return text
+            except _TooSlow:
+                self._pauses[info.chat_template] = INLINE_PAUSE
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
-        work = loop.run_in_executor(self._threads, context.run, self._render, info, messages)
+        work = loop.run_in_executor(self._threads, context.run, self._render, info, messages, self._limits)
         try:
             async with asyncio.timeout(self._limits.timeout_s * WALL_FACTOR):
                 return await work
@@ -76,9 +115,38 @@ class TemplateRenderer:
             message = f"the chat template of {model!r} takes longer than {self._limits.timeout_s:g} s"
             raise InvalidRequest(message, param="messages") from exc
 
-    def _render(self, info: ModelInfoRecord, messages: Sequence[ChatMessage]) -> str:
-        limits = self._limits
-        budget = Budget(max_steps=limits.max_steps, max_chars=limits.max_chars, timeout_s=limits.timeout_s)
+    def _learn(self, info: ModelInfoRecord, messages: Sequence[ChatMessage], text: str) -> None:
+        """Keeps what a template that never looks at contents prints around them."""
+        template = info.chat_template
+        if template not in self._opaque:
+            self._opaque[template] = is_opaque(self._environment.parse(template))
+        if not self._opaque[template]:
+            return
+        key = (template, info.bos_token, info.eos_token)
+        skeletons = self._skeletons.setdefault(key, Skeletons())
+        with contextlib.suppress(InvalidRequest, _TooSlow):  # marks may be longer than what they stand for
+            skeletons.learn(messages, text, lambda marked: self._render(info, marked, self._inline_limits))
+        if len(self._skeletons) > MAX_CACHED_TEMPLATES:
+            del self._skeletons[next(iter(self._skeletons))]
+
+    def _may_be_inline(self, template: str, messages: Sequence[ChatMessage]) -> bool:
+        if template not in self._cache:
+            return False  # compiling takes milliseconds
+        pause = self._pauses.get(template, 0)
+        if pause:
+            if pause > 1:
+                self._pauses[template] = pause - 1
+            else:
+                del self._pauses[template]
+            return False
+        return sum([len(message.content) for message in messages]) <= INLINE_MESSAGE_CHARS
+
+    def _render(self, info: ModelInfoRecord, messages: Sequence[ChatMessage], limits: TemplateLimits) -> str:
+        budget = Budget(
+            max_steps=limits.max_steps,
+            max_chars=limits.max_chars,
+            timeout_s=limits.timeout_s,
+        )
         budget_of_thread.set(budget)
         values = [_message_dict(message, info.chat_template) for message in messages]
         budget.know(values)
@@ -91,14 +159,18 @@ class TemplateRenderer:
                 tools=None,
                 documents=None,
             )
+        except BudgetExceeded as exc:
+            if limits is self._inline_limits:
+                raise _TooSlow from exc
+            raise InvalidRequest(f"the chat template failed: {_reason(exc)}", param="messages") from exc
         except TemplateError as exc:
             raise InvalidRequest(f"the chat template failed: {_reason(exc)}", param="messages") from exc
         except Exception as exc:
             # The template is foreign code: whatever it raises is its own fault, and never this process's.
             name = type(exc).__name__
             raise InvalidRequest(f"the chat template failed: {name}: {_reason(exc)}", param="messages") from exc
-        if len(text) > limits.max_chars:
-            message = f"the rendered chat has {len(text)} characters; at most {limits.max_chars} are allowed"
+        if len(text) > self._limits.max_chars:
+            message = f"the rendered chat has {len(text)} characters; at most {self._limits.max_chars} are allowed"
             raise InvalidRequest(message, param="messages")
         return text
 
@@ -110,7 +182,9 @@ class TemplateRenderer:
             template = self._environment.from_string(source)
             self._cache[source] = template
             while len(self._cache) > MAX_CACHED_TEMPLATES:
-                self._cache.popitem(last=False)
+                oldest, _ = self._cache.popitem(last=False)
+                self._pauses.pop(oldest, None)
+                self._opaque.pop(oldest, None)
         return template
 
 

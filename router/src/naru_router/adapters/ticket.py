@@ -1,31 +1,39 @@
-"""One request on a link to a worker: its inbox of deltas, and what is checked before anybody uses them."""
+"""One request on a link to a worker: its inbox of deltas, and who takes them.
+
+The link's reader puts deltas in and delivers them once a read; they reach their taker in that same turn of the event
+loop, without the task that waits for the request's end.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
-from naru_proto.errors import BY_CODE, InternalError, Unavailable
-from naru_proto.v1 import inference_pb2, worker_pb2
-from naru_router.core.retry import AttemptFailed, FailureKind
+from naru_proto.v1 import worker_pb2
+from naru_router.core.retry import AttemptFailed
 
 
 class Ticket:
-    """One request on a link: an inbox of deltas with one reader."""
+    """One request on a link. Mutable."""
 
-    __slots__ = ("_deltas", "_failure", "_waiter", "is_done", "request_id")
+    __slots__ = ("_failure", "_is_over", "_take", "_waiter", "is_done", "model", "pending", "request_id")
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, model: str = "") -> None:
         self.request_id = request_id
+        self.model = model
         self.is_done = False
         """No delta follows: the worker has ended the request, or the stream is gone."""
-        self._deltas: list[worker_pb2.Delta] = []
-        self._failure: AttemptFailed | None = None
+        self.pending: list[worker_pb2.Delta] = []
+        """Deltas that came and were not delivered; only the link's reader adds to it."""
+        self._take: Callable[[Sequence[worker_pb2.Delta]], None] | None = None
+        self._is_over = False
+        """Nothing is taken any more."""
+        self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     async def arrived(self, timeout_s: float) -> bool:
         """Whether a delta or the end comes within the time; takes nothing."""
-        if self._deltas or self._failure is not None:
+        if self.pending or self._is_over:
             return True
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -35,56 +43,50 @@ class Ticket:
             return False
         return True
 
-    async def take(self) -> list[worker_pb2.Delta]:
-        """All deltas that have come, at least one.
+    async def pour(self, take: Callable[[Sequence[worker_pb2.Delta]], None]) -> None:
+        """Has `take` called with all deltas, past ones first; returns when the worker has ended the request.
 
         Raises:
-            AttemptFailed: none is left and none will come.
+            AttemptFailed: the stream is gone.
+            Exception: what `take` raised; it is not called again.
         """
-        if not self._deltas:
-            if self._failure is None:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
-            if not self._deltas:
-                assert self._failure is not None  # whoever wakes the reader brings a delta or a failure
-                raise self._failure
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        self._take = take
+        if self.pending:
+            self.deliver()
+        if not self._is_over:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._failure is not None:
+            raise self._failure
 
-    def put(self, delta: worker_pb2.Delta) -> None:
-        """Adds a delta and wakes the reader."""
-        self._deltas.append(delta)
-        self.is_done = self.is_done or delta.request_done
-        self._wake()
+    def deliver(self) -> None:
+        """Hands on what is pending, where somebody takes it."""
+        deltas = self.pending
+        self.is_done = self.is_done or deltas[-1].request_done
+        if self._take is not None and not self._is_over:
+            self.pending = []
+            try:
+                self._take(deltas)
+            except Exception as exc:
+                # Whatever it is belongs to this request, whose own task raises it; the other requests go on.
+                self._end(exc)
+                return
+            if self.is_done:
+                self._end(None)
+        elif self._waiter is not None:
+            self._wake()
 
     def fail(self, failure: AttemptFailed) -> None:
         """Ends the ticket after the deltas it already holds."""
         self.is_done = True
+        if not self._is_over:
+            self._end(failure)
+
+    def _end(self, failure: Exception | None) -> None:
+        self._is_over = True
         self._failure = failure
         self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def check_deltas(deltas: Iterable[worker_pb2.Delta], n: int) -> None:
-    """Checks deltas before anybody uses them.
-
-    Raises:
-        AttemptFailed: the worker reports an error or breaks the protocol.
-    """
-    for delta in deltas:
-        if delta.HasField("error"):
-            error = delta.error
-            raised = BY_CODE.get(error.code, InternalError)(error.message, param=error.param)
-            raise AttemptFailed(raised, FailureKind.WORKER_ERROR, is_retryable=error.retryable)
-        if not 0 <= delta.index < n:
-            raised = InternalError(f"the worker sent choice {delta.index} of {n}; send the request again")
-            raise AttemptFailed(raised, FailureKind.WORKER_ERROR, is_retryable=True)
-        if delta.finish_reason > inference_pb2.FINISH_REASON_LENGTH:
-            raise AttemptFailed(
-                Unavailable("the worker ended the request early; send it again"),
-                FailureKind.WORKER_ERROR,
-                is_retryable=True,
-            )

@@ -39,17 +39,20 @@ class Answer:
         """
         for delta in deltas:
             choice = self._choices[delta.index]
-            if delta.text:
-                choice.texts.append(delta.text)
-            choice.logprobs.extend(delta.logprobs)
+            text = delta.text
+            if text:
+                choice.texts.append(text)
+            if delta.logprobs:
+                choice.logprobs.extend(delta.logprobs)
             if delta.prompt_logprobs:
                 self._prompt_logprobs = delta.prompt_logprobs
             if delta.finish_reason:
                 if choice.finish_reason is not None:
                     raise InternalError("the worker ended a choice twice; send the request again")
                 choice.finish_reason = finish_name(delta.finish_reason)
-            if delta.HasField("usage"):
-                self.usage = TokenUsage.from_wire(delta.usage)
+        last = deltas[-1]
+        if last.HasField("usage"):
+            self.usage = TokenUsage.from_wire(last.usage)
 
     def check_finished(self) -> None:
         """Checks that nothing is missing after the last delta.

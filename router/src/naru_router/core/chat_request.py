@@ -95,10 +95,21 @@ def read_messages(values: object) -> tuple[ChatMessage, ...]:
     """
     if not isinstance(values, list) or not values:
         refuse("messages", values, "an array of at least one message")
-    return tuple(_read_message(f"messages[{i}]", value) for i, value in enumerate(values))
+    return tuple([_read_plainly(value) or _read_message(i, value) for i, value in enumerate(values)])
 
 
-def _read_message(path: str, value: object) -> ChatMessage:
+def _read_plainly(value: object) -> ChatMessage | None:
+    """A message of a role and a text, as nearly all are; None: it takes a closer look."""
+    if type(value) is not dict or len(value) != 2:
+        return None
+    role, content = value.get("role"), value.get("content")
+    if isinstance(content, str) and content.isascii() and isinstance(role, str) and role in ROLES:
+        return ChatMessage(role, content)
+    return None
+
+
+def _read_message(index: int, value: object) -> ChatMessage:
+    path = f"messages[{index}]"
     if not isinstance(value, dict):
         refuse(path, value, "an object with role and content")
     fields = Fields(value, f"{path}.")

@@ -32,7 +32,16 @@ class _Choice:
 class ChatChunks:
     """Writes the chunks of one chat stream."""
 
-    def __init__(self, *, answer_id: str, created_s: int, model: str, n: int, include_usage: bool) -> None:
+    def __init__(
+        self,
+        *,
+        answer_id: str,
+        created_s: int,
+        model: str,
+        n: int,
+        include_usage: bool,
+        has_logprobs: bool = False,
+    ) -> None:
         self._base = b'{"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s,"choices":[' % (
             quote(answer_id),
             created_s,
@@ -40,6 +49,7 @@ class ChatChunks:
         )
         self._head = self._base + b'{"index":'
         self._include_usage = include_usage
+        self._has_logprobs = has_logprobs
         self._tail = b"]" + (b',"usage":null' if include_usage else b"") + b"}" + EVENT_TAIL
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
         self._choices = [_Choice(i, self._head) for i in range(n)]
@@ -49,18 +59,21 @@ class ChatChunks:
     def feed(self, deltas: Sequence[Delta]) -> bytes:
         """The events of the deltas, possibly none."""
         parts: list[bytes] = []
+        choices, text_tail, has_logprobs = self._choices, self._text_tail, self._has_logprobs
         for delta in deltas:
-            choice = self._choices[delta.index]
+            choice = choices[delta.index]
             text = delta.text
-            if delta.logprobs or choice.held_logprobs:
+            if has_logprobs:
                 choice.held_logprobs.extend(delta.logprobs)
             if text:
-                self._start(choice, parts)
-                parts += (choice.text_head, quote(text), self._take_text_tail(choice))
+                if not choice.has_started:
+                    self._start(choice, parts)
+                parts += (choice.text_head, quote(text), self._take_text_tail(choice) if has_logprobs else text_tail)
             if delta.finish_reason:
                 self._finish(choice, finish_name(delta.finish_reason), parts)
-            if delta.HasField("usage"):
-                self.usage = TokenUsage.from_wire(delta.usage)
+        last = deltas[-1]
+        if last.HasField("usage"):
+            self.usage = TokenUsage.from_wire(last.usage)
         return b"".join(parts)
 
     def end(self) -> bytes:
@@ -76,10 +89,9 @@ class ChatChunks:
         return event(self._base + b'],"usage":' + dump(self.usage.to_openai()) + b"}") + DONE
 
     def _start(self, choice: _Choice, parts: list[bytes]) -> None:
-        if not choice.has_started:
-            choice.has_started = True
-            delta = b'%d,"delta":{"role":"assistant","content":""' % choice.index
-            parts += (EVENT_HEAD, self._head, delta, self._text_tail)
+        choice.has_started = True
+        delta = b'%d,"delta":{"role":"assistant","content":""' % choice.index
+        parts += (EVENT_HEAD, self._head, delta, self._text_tail)
 
     def _take_text_tail(self, choice: _Choice) -> bytes:
         if not choice.held_logprobs:
@@ -96,7 +108,8 @@ class ChatChunks:
     def _finish(self, choice: _Choice, reason: str, parts: list[bytes]) -> None:
         if choice.has_finished:
             raise InternalError("the worker ended a choice twice; send the request again")
-        self._start(choice, parts)
+        if not choice.has_started:
+            self._start(choice, parts)
         choice.has_finished = True
         # The tokens whose text never came (a stop string, the end of the sequence) still have their logprobs.
         logprobs = self._take_logprobs(choice)

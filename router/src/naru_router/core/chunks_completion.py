@@ -44,6 +44,7 @@ class CompletionChunks:
     ) -> None:
         self._has_logprobs = has_logprobs
         self._echo = echo
+        self._reads_prompt = echo is not None
         self._tail = b"]" + (b',"usage":null' if include_usage else b"") + b"}" + EVENT_TAIL
         self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
         self._choices = [_Choice(first_index + i, head) for i in range(n)]
@@ -54,23 +55,24 @@ class CompletionChunks:
     def feed(self, deltas: Sequence[Delta]) -> bytes:
         """The events of the deltas, possibly none."""
         parts: list[bytes] = []
+        choices, text_tail, has_logprobs = self._choices, self._text_tail, self._has_logprobs
         for delta in deltas:
-            choice = self._choices[delta.index]
-            if delta.prompt_logprobs:
+            choice = choices[delta.index]
+            text, finish_reason = delta.text, delta.finish_reason
+            if self._reads_prompt and delta.prompt_logprobs:
                 self._prompt_logprobs = delta.prompt_logprobs
-            text = delta.text
-            is_first = not choice.has_started and (text or delta.finish_reason)
-            if is_first:
+            if not choice.has_started and (text or finish_reason):
                 choice.has_started = True
                 self._write_echo(choice, parts)
-            if self._has_logprobs and delta.logprobs:
+            if has_logprobs:
                 choice.logprobs.add(delta.logprobs)
             if text:
-                parts += (choice.text_head, quote(text), self._take_text_tail(choice))
-            if delta.finish_reason:
-                self._finish(choice, finish_name(delta.finish_reason), parts)
-            if delta.HasField("usage"):
-                self.usage = TokenUsage.from_wire(delta.usage)
+                parts += (choice.text_head, quote(text), self._take_text_tail(choice) if has_logprobs else text_tail)
+            if finish_reason:
+                self._finish(choice, finish_name(finish_reason), parts)
+        last = deltas[-1]
+        if last.HasField("usage"):
+            self.usage = TokenUsage.from_wire(last.usage)
         return b"".join(parts)
 
     def check_finished(self) -> None:
@@ -89,11 +91,10 @@ class CompletionChunks:
         if self._has_logprobs:
             add_echo_logprobs(choice.logprobs, self._echo, self._prompt_logprobs, text)
         if text:
-            parts += (choice.text_head, quote(text), self._take_text_tail(choice))
+            tail = self._take_text_tail(choice) if self._has_logprobs else self._text_tail
+            parts += (choice.text_head, quote(text), tail)
 
     def _take_text_tail(self, choice: _Choice) -> bytes:
-        if not self._has_logprobs:
-            return self._text_tail
         return b',"logprobs":' + dump(choice.logprobs.take()) + b',"finish_reason":null}' + self._tail
 
     def _finish(self, choice: _Choice, reason: str, parts: list[bytes]) -> None:

@@ -32,33 +32,29 @@ _TABLE: dict[str, ErrorShape] = {
     "model_not_found": ErrorShape(404, "invalid_request_error", "NOT_FOUND"),
     "model_load_failed": ErrorShape(424, "server_error", "FAILED_PRECONDITION"),
     "rate_limit_exceeded": ErrorShape(429, "rate_limit_error", "RESOURCE_EXHAUSTED", 1),
+    "quota_exceeded": ErrorShape(429, "rate_limit_error", "RESOURCE_EXHAUSTED", 1),
     "service_unavailable": ErrorShape(503, "server_error", "UNAVAILABLE", 2),
+    "deadline_exceeded": ErrorShape(504, "server_error", "DEADLINE_EXCEEDED"),
+    "invalid_api_key": ErrorShape(401, "authentication_error", "UNAUTHENTICATED"),
     "cancelled": ErrorShape(499, "server_error", "CANCELLED"),
     "internal_error": ErrorShape(500, "server_error", "INTERNAL"),
 }
 
 
-class UnavailableUntil(Unavailable):
-    """No worker can serve it now, and it is known about when one can."""
-
-    def __init__(self, message: str, *, param: str = "", retry_after_s: int = 1) -> None:
-        super().__init__(message, param=param)
-        self.retry_after_s = retry_after_s
-
-
 def with_eta(error: NaruError, eta_s: float) -> NaruError:
     """The error, saying when to come back where it is one of a model whose load has `eta_s` left (0: unknown)."""
-    if error.code != Unavailable.code or not eta_s > 0:
+    if error.code != Unavailable.code or error.retry_after_s > 0 or not eta_s > 0:
         return error
-    retry_after_s = math.ceil(min(eta_s, _MAX_RETRY_AFTER_S))
-    return UnavailableUntil(error.message, param=error.param, retry_after_s=retry_after_s)
+    timed = Unavailable(error.message, param=error.param)
+    timed.retry_after_s = eta_s
+    return timed
 
 
 def error_shape(error: NaruError) -> ErrorShape:
     """The row of an error; unknown codes are our own fault."""
     shape = _TABLE.get(error.code, _TABLE["internal_error"])
-    if isinstance(error, UnavailableUntil):
-        return dataclasses.replace(shape, retry_after_s=error.retry_after_s)
+    if error.retry_after_s > 0 and shape.retry_after_s is not None:
+        return dataclasses.replace(shape, retry_after_s=math.ceil(min(error.retry_after_s, _MAX_RETRY_AFTER_S)))
     return shape
 
 

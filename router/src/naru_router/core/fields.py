@@ -6,7 +6,7 @@ A null counts as absent, a boolean is no number, and every refusal names the fie
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from naru_proto.errors import InvalidRequest
@@ -86,6 +86,10 @@ class Fields:
     def __init__(self, data: Mapping[str, object], prefix: str = "") -> None:
         self._data = data
         self._prefix = prefix
+
+    def items(self) -> Iterable[tuple[str, object]]:
+        """All fields as they are, nulls included."""
+        return self._data.items()
 
     def path(self, name: str) -> str:
         """The field's name as an error gives it, e.g. ``stream_options.include_usage``."""

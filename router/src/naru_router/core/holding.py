@@ -2,8 +2,9 @@
 
 A worker holds requests for the models it knows and starts them when the model is there. So a request is sent as soon as
 some worker may know the model; one that does not says so, and another is asked. For a model that nobody holds, equal
-routers must choose the same worker: consistent hashing of the model's name, bounded by how many models a router has
-coming up on each worker, and once a request waits somewhere, those that follow wait there too.
+routers must choose the same worker. The load desk sees to that (`placed_at`); without Redis it is consistent hashing of
+the model's name, bounded by how many models a router has coming up on each worker, and once a request waits somewhere,
+those that follow wait there too.
 
 Pure: the same candidates and request give the same placement. The fleet makes the candidates, the dispatcher sends.
 """
@@ -11,11 +12,12 @@ Pure: the same candidates and request give the same placement. The fleet makes t
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from naru_proto.registry import ModelRecord, WorkerRecord
-from naru_router.core.routing import Candidate, Decision, RouteRequest, route, route_key
+from naru_router.core.routing.model import Decision
+from naru_router.core.routing.ring import bounded_hash, route_key
 
 
 class Nearness(enum.IntEnum):
@@ -78,6 +80,8 @@ class Placement:
     decision: Decision
     is_held: bool
     """The worker will hold the request until the model is loaded, or say that it does not know it."""
+    is_raising: bool = False
+    """Nobody has the model ready or on its way: the worker, chosen by the model's name, would be asked to load it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ def place(
     Args:
         candidates: with distinct ids, in any order.
         model: the model's own name.
-        key: see core.routing.RouteRequest.
+        key: see core.routing.model.RouteRequest.
         ring: how requests are spread.
         may_raise: whether a worker may be asked to bring the model up.
     """
@@ -123,16 +127,25 @@ def place(
     nearest = [each for each in able if _rank(each) == best]
     near = nearest[0].nearness
     if near in _UNDER_WAY:
-        loads = [Candidate(each.worker_id, each.num_in_flight) for each in nearest]
+        loads = {each.worker_id: each.num_in_flight for each in nearest}
         decision = _route(loads, key, ring)
     else:
         chosen = [each for each in nearest if each.num_held] or nearest
-        loads = [Candidate(each.worker_id, each.num_rising) for each in chosen]
+        loads = {each.worker_id: each.num_rising for each in chosen}
         decision = _route(loads, route_key(model, ()), ring)
     if near is Nearness.READY:
         return Placement(decision, is_held=False)
     reasons = (_WHY[near], *decision.reasons)
-    return Placement(Decision(decision.worker_id, decision.capacity, decision.num_skipped, reasons), is_held=True)
+    told = Decision(decision.worker_id, decision.capacity, decision.num_skipped, reasons)
+    return Placement(told, is_held=True, is_raising=near not in _UNDER_WAY)
+
+
+def placed_at(candidates: Sequence[Holder], worker_id: str, why: str) -> Placement | None:
+    """The placement on a worker where the model is brought up for all routers; None: it is no candidate now."""
+    near = next((each.nearness for each in candidates if each.worker_id == worker_id), None)
+    if near is None or near is Nearness.OUTDATED:
+        return None
+    return Placement(Decision(worker_id, 0, 0, (_WHY.get(near, "it is ready there"), why)), is_held=True)
 
 
 def _rank(holder: Holder) -> tuple[bool, bool, bool, Nearness]:
@@ -144,8 +157,8 @@ def _rank(holder: Holder) -> tuple[bool, bool, bool, Nearness]:
     return near is not Nearness.READY, near is Nearness.FAILED, holder.is_leaving, near
 
 
-def _route(candidates: Sequence[Candidate], key: bytes, ring: RingSettings) -> Decision:
-    return route(candidates, RouteRequest(key), load_factor=ring.load_factor, num_virtual_nodes=ring.num_virtual_nodes)
+def _route(loads: Mapping[str, int], key: bytes, ring: RingSettings) -> Decision:
+    return bounded_hash(loads, key, load_factor=ring.load_factor, num_virtual_nodes=ring.num_virtual_nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ One table of ranges for both edges. The worker checks again: it trusts no router
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from naru_proto.errors import InvalidRequest
 from naru_proto.v1.inference_pb2 import SamplingParams
@@ -48,23 +49,49 @@ def read_sampling(fields: Fields) -> SamplingParams:
         InvalidRequest: naming the field, its value and what it must be.
     """
     params = SamplingParams()
-    for name, (low, high) in NUMBER_RANGES.items():
-        number = fields.number(name, low, high)
-        if number is not None:
-            setattr(params, name, number)
-    for name, (first, last) in INTEGER_RANGES.items():
-        integer = fields.integer(name, first, last)
-        if integer is not None:
-            setattr(params, name, integer)
-    ignore_eos = fields.boolean("ignore_eos")
-    if ignore_eos is not None:
-        params.ignore_eos = ignore_eos
-    params.stop.extend(_read_stop(fields))
-    params.stop_token_ids.extend(_read_stop_token_ids(fields))
-    for token_id, bias in _read_logit_bias(fields):
-        params.logit_bias[token_id] = bias
-    _check_lengths(params)
+    for name, value in fields.items():
+        read = _READERS.get(name)
+        if read is not None and value is not None:
+            read(params, fields, name)
+    if params.min_tokens:
+        _check_lengths(params)
     return params
+
+
+def _read_number(params: SamplingParams, fields: Fields, name: str) -> None:
+    setattr(params, name, check_number(name, fields.get(name), *NUMBER_RANGES[name]))
+
+
+def _read_integer(params: SamplingParams, fields: Fields, name: str) -> None:
+    setattr(params, name, check_integer(name, fields.get(name), *INTEGER_RANGES[name]))
+
+
+def _read_ignore_eos(params: SamplingParams, fields: Fields, name: str) -> None:
+    params.ignore_eos = fields.boolean(name) or False
+
+
+def _read_stops(params: SamplingParams, fields: Fields, name: str) -> None:
+    params.stop.extend(_stop_texts(fields))
+
+
+def _read_stop_tokens(params: SamplingParams, fields: Fields, name: str) -> None:
+    params.stop_token_ids.extend(_stop_token_ids(fields))
+
+
+def _read_biases(params: SamplingParams, fields: Fields, name: str) -> None:
+    for token_id, bias in _logit_biases(fields):
+        params.logit_bias[token_id] = bias
+
+
+_READERS: dict[str, Callable[[SamplingParams, Fields, str], None]] = {
+    **dict.fromkeys(NUMBER_RANGES, _read_number),
+    **dict.fromkeys(INTEGER_RANGES, _read_integer),
+    "ignore_eos": _read_ignore_eos,
+    "stop": _read_stops,
+    "stop_token_ids": _read_stop_tokens,
+    "logit_bias": _read_biases,
+}
+"""By field: most bodies have two or three of them."""
 
 
 def check_sampling(params: SamplingParams) -> None:
@@ -93,7 +120,7 @@ def check_sampling(params: SamplingParams) -> None:
     _check_lengths(params)
 
 
-def _read_stop(fields: Fields) -> list[str]:
+def _stop_texts(fields: Fields) -> list[str]:
     value = fields.get("stop")
     if value is None:
         return []
@@ -113,13 +140,13 @@ def _check_stops(stops: list[str]) -> None:
             refuse("stop", text, f"made of strings of 1 to {MAX_STOP_CHARS} characters")
 
 
-def _read_stop_token_ids(fields: Fields) -> list[int]:
+def _stop_token_ids(fields: Fields) -> list[int]:
     value = fields.array("stop_token_ids") or []
     _check_count("stop_token_ids", len(value), MAX_STOP_TOKEN_IDS)
     return [check_integer(f"stop_token_ids[{i}]", token_id, 0, INT32_MAX) for i, token_id in enumerate(value)]
 
 
-def _read_logit_bias(fields: Fields) -> list[tuple[int, float]]:
+def _logit_biases(fields: Fields) -> list[tuple[int, float]]:
     value = fields.get("logit_bias")
     if value is None:
         return []

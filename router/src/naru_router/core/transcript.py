@@ -22,31 +22,53 @@ class Transcript:
         self._has_prompt_logprobs = False
         self._is_begun = False
         self._revision = ""
-        self._cached_tokens = 0
+        self._num_tokens = 0
+        """As the worker counts them."""
         self._is_continued = False
+        self.cached_tokens = 0
+        """Of the prompt, found in the prefix cache of the first worker."""
+        self.prompt_tokens = 0
+        """Of the usage; 0: it has not come."""
 
     @property
     def can_go_on(self) -> bool:
         """Whether there is output, and all of it is known."""
-        return self._is_whole and any(self._token_ids)
+        num_known = sum(map(len, self._token_ids))
+        return self._is_whole and num_known > 0 and num_known == self._num_tokens
+
+    def num_tokens_used(self, num_prompt_tokens: int) -> int:
+        """Of prompt and output so far; `num_prompt_tokens`: the prompt's as estimated, where its usage has not come."""
+        return (self.prompt_tokens or num_prompt_tokens) + self._num_tokens if self._is_begun else 0
 
     def add(self, deltas: Sequence[worker_pb2.Delta]) -> None:
         """Takes checked deltas. Once the request goes on elsewhere, the usage is made the one of the whole request."""
+        if not deltas:
+            return
+        if not self._is_begun:
+            self._begin(deltas)
+        token_ids, num_tokens = self._token_ids, 0
         for delta in deltas:
-            if not self._is_begun:
-                self._is_begun = True
-                self._revision, self._cached_tokens = delta.revision, delta.cached_tokens
-            self._token_ids[delta.index].extend(delta.token_ids)
-            # Text after the last token is what its end brings about, and comes with the finish reason.
-            is_covered = delta.num_tokens > 0 or delta.finish_reason or not delta.text
-            if len(delta.token_ids) != delta.num_tokens or not is_covered:
+            count = delta.num_tokens
+            if count:
+                token_ids[delta.index].extend(delta.token_ids)
+                num_tokens += count
+            elif delta.token_ids or (delta.text and not delta.finish_reason):
+                # Text after the last token is what its end brings about, and comes with the finish reason.
                 self._is_whole = False
             if delta.finish_reason:
                 self._finished[delta.index] = True
-            if delta.prompt_logprobs:
-                self._has_prompt_logprobs = True
-            if self._is_continued and delta.HasField("usage"):
-                delta.usage.cached_tokens = self._cached_tokens
+        self._num_tokens += num_tokens
+        last = deltas[-1]
+        if last.HasField("usage"):
+            self.prompt_tokens = last.usage.prompt_tokens
+            if self._is_continued:
+                last.usage.cached_tokens = self.cached_tokens
+
+    def _begin(self, deltas: Sequence[worker_pb2.Delta]) -> None:
+        self._is_begun = True
+        first = deltas[0]
+        self._revision, self.cached_tokens = first.revision, first.cached_tokens
+        self._has_prompt_logprobs = any(delta.prompt_logprobs for delta in deltas)
 
     def request_from_here(self, request: worker_pb2.GenerateRequest) -> worker_pb2.GenerateRequest:
         """The request for the worker that goes on."""

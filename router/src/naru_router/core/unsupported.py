@@ -63,11 +63,12 @@ def refuse_unsupported_completion(fields: Fields) -> None:
 
 
 def _refuse(fields: Fields, allowed: dict[str, Callable[[object], bool]]) -> None:
-    for name in fields.names():
+    for name, value in fields.items():
+        if value is None:
+            continue
         is_harmless = allowed.get(name)
-        if is_harmless is not None and not is_harmless(fields.get(name)):
-            value = shown(fields.get(name))
-            raise InvalidRequest(f"{name} is {value}; this server does not support it: leave it out", param=name)
-    for name in _NO_EFFECT:
-        if fields.get(name) is not None:
-            check_text(name, fields.get(name))
+        if is_harmless is not None and not is_harmless(value):
+            message = f"{name} is {shown(value)}; this server does not support it: leave it out"
+            raise InvalidRequest(message, param=name)
+        if name in _NO_EFFECT:
+            check_text(name, value)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from naru_proto.errors import LoadError, NaruError
 from naru_worker.core.hub.actions import Changed
 from naru_worker.core.hub.config import HubConfig
-from naru_worker.core.hub.events import Ask, Release
+from naru_worker.core.hub.events import Ask, Move, Release
 from naru_worker.core.hub.model import Footprint, Residency, Tier
 from naru_worker.core.hub.testing import VirtualWorker
 from naru_worker.core.hub.testing_memory import Luck
@@ -38,7 +38,9 @@ class Step(NamedTuple):
 STEPS = st.lists(
     st.builds(
         Step,
-        kind=st.sampled_from(["ask", "ask", "request", "request", "request", "release", "cancel", "stale", "wait"]),
+        kind=st.sampled_from(
+            ["ask", "ask", "move", "request", "request", "request", "release", "cancel", "stale", "wait"]
+        ),
         model=st.sampled_from(NAMES),
         tier=st.sampled_from([Tier.COLD, Tier.HOST, Tier.ACTIVE, Tier.ACTIVE]),
         number=st.integers(0, 5),
@@ -122,6 +124,14 @@ def play(
             generations[step.model] += 1
             tier = None if step.tier is Tier.ACTIVE else step.tier
             worker.release(Release(step.model, generations[step.model], 0, tier, float(step.number)))
+        elif step.kind == "move":
+            before = repr(entry), worker.hub.memory
+            try:
+                worker.move(Move(step.model, step.tier, 0, step.number == 1, float(step.number), step.number == 4))
+            except NaruError as error:
+                assert (repr(entry), worker.hub.memory) == before, error
+            else:
+                assert entry is not None and entry.is_wanted and entry.generation == generation
         elif step.kind == "request" and entry is not None and entry.is_wanted:
             requests.append((step.model, worker.request(step.model)))
         elif step.kind == "cancel" and requests:

@@ -20,6 +20,7 @@ from naru_proto import names
 from naru_proto.errors import InternalError
 from naru_proto.registry import ModelInfoRecord, WorkerRecord
 from naru_worker.adapters.engine.changes import ChangeLog
+from naru_worker.adapters.near_writer import NearWriter
 from naru_worker.settings import RegistrySettings
 
 _log = logging.getLogger(__name__)
@@ -44,8 +45,10 @@ class LeaseKeeper:
         infos: Callable[[], list[ModelInfoRecord]],
         changes: ChangeLog,
         on_registered: Callable[[], None] = lambda: None,
+        near: NearWriter | None = None,
     ) -> None:
         """`changes` is emptied as they are told. `on_registered`: the first lease is written."""
+        self._near = near
         self._changes = changes
         self._on_registered = on_registered
         self._is_registered = False
@@ -133,6 +136,8 @@ class LeaseKeeper:
             self._on_registered()
 
     async def _write(self) -> None:
+        if self._near is not None:
+            await self._near.write(self._client)
         record = self._record()
         infos = {info.digest(): info for info in self._infos()}
         told = _news(record).to_json()
@@ -217,6 +222,8 @@ class LeaseKeeper:
         pipe = self._client.pipeline(transaction=False)
         pipe.delete(names.key_worker(worker_id))
         pipe.srem(names.KEY_WORKERS, worker_id)
+        if self._near is not None:
+            self._near.erase(pipe)
         pipe.publish(names.CHANNEL_CHANGES, f"worker:{worker_id}")
         await pipe.execute()
 
@@ -228,7 +235,14 @@ def _news(record: WorkerRecord) -> WorkerRecord:
         for name, resident in record.models.items()
     }
     return dataclasses.replace(
-        record, models=models, num_running=0, num_waiting=0, num_known=0, budget_bytes=0, used_bytes=0
+        record,
+        models=models,
+        num_running=0,
+        num_waiting=0,
+        num_known=0,
+        budget_bytes=0,
+        used_bytes=0,
+        host_used_bytes=0,
     )
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from naru_worker.core.blocks import Block, BlockPool
 from naru_worker.core.kv_growth import KVGrowth
 from naru_worker.core.kv_stats import KVStats, count_wasted_slots
-from naru_worker.core.prefix_cache import BlockHasher, PrefixCache, root_hash
-from naru_worker.core.request import Sequence
+from naru_worker.core.prefix_cache import BlockHasher, PrefixCache, root_hash, salted_hash, shared_root_hash
+from naru_worker.core.request import Request, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,9 @@ class KVManager:
             full = sequence.block_hashes
             for index in range(match.num_tokens // self.block_size, len(full)):
                 self._computing.setdefault(full[index], sequence)
+            for index, keys in sequence.request.marks.keys.items() if match.blocks else ():
+                if index < len(match.blocks):
+                    self.cache.mark(full[index], keys)
         return True
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -219,11 +222,14 @@ class KVManager:
         if first == last or not self._is_caching:
             return
         hashes = self._hashes(sequence, last)
+        marks = sequence.request.marks.keys
         for index in range(first, last):
             self._disown(hashes[index], sequence)
             block = self._pool.blocks[sequence.block_table[index]]
             if block.block_hash is None:
                 self.cache.store(hashes[index], block)
+            if index in marks:
+                self.cache.mark(hashes[index], marks[index])
 
     def fork(self, elder: Sequence, sibling: Sequence, num_tokens: int) -> None:
         """Lets a sibling without blocks share the elder's first `num_tokens` computed tokens."""
@@ -283,6 +289,7 @@ class KVManager:
             free.discard(block.block_id)
         assert not held and not free, "a block that is not there is held or free"
         assert len(self.cache) == sum(block.block_hash is not None for block in self._pool.blocks)
+        self.cache.check()
         cached = sum(self._pool.blocks[block_id].block_hash is not None for block_id in free_ids)
         assert cached == self._pool.num_free_cached, "cached blocks are miscounted"
 
@@ -293,17 +300,24 @@ class KVManager:
         hashes = sequence.block_hashes
         if len(hashes) < num_blocks:
             size = self.block_size
-            request = sequence.request
-            parent = (
-                hashes[-1]
-                if hashes
-                else root_hash(self._model_revision, request.adapter, request.cache_salt, self.block_size)
-            )
+            num_shared = sequence.request.marks.num_shared_blocks
+            parent = hashes[-1] if hashes else self._root(sequence.request)
             token_ids = sequence.token_ids
             for index in range(len(hashes), num_blocks):
+                if index == num_shared and index:
+                    parent = salted_hash(parent, self._own_root(sequence.request))
                 parent = self._hasher.hash_block(parent, token_ids[index * size : (index + 1) * size])
                 hashes.append(parent)
         return hashes
+
+    def _root(self, request: Request) -> bytes:
+        """What the first block of a prompt follows."""
+        if request.marks.num_shared_blocks:
+            return shared_root_hash(self._model_revision, request.adapter, self.block_size)
+        return self._own_root(request)
+
+    def _own_root(self, request: Request) -> bytes:
+        return root_hash(self._model_revision, request.adapter, request.cache_salt, self.block_size)
 
     @staticmethod
     def _is_sooner(owner: Sequence | None, sequence: Sequence) -> bool:

@@ -1,7 +1,7 @@
 """Finds blocks by the tokens in them: chained hashes of full blocks, and the map from hash to block.
 
-The KV manager asks and tells; a shell outside drains the events (for a router's index of who has what). The hashes
-depend on content alone, never on the process, so that all workers of a model agree on them.
+The KV manager asks and tells. Routers' names of prompts' beginnings hang on the blocks here and leave with them.
+The hashes depend on content alone, never on the process, so that all workers of a model agree on them.
 
 Not covered: two prompts whose 128-bit BLAKE2b chains collide would share a block (2**64 work, and the salt is unknown
 to other tenants).
@@ -9,18 +9,14 @@ to other tenants).
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from naru_worker.core.blocks import Block
+from naru_worker.core.route_marks import RouteMarks
 
 HASH_BYTES = 16
-
-MAX_EVENTS = 4096
-"""Events kept for a shell that does not drain; about 1 MB."""
 
 
 def root_hash(model_revision: str, adapter: str, cache_salt: bytes, block_size: int) -> bytes:
@@ -28,8 +24,22 @@ def root_hash(model_revision: str, adapter: str, cache_salt: bytes, block_size: 
 
     `model_revision` must name the exact weights. Fields are length-prefixed, so no two tuples are spelled alike.
     """
+    return _root(model_revision, adapter, cache_salt, block_size, b"naru.kv.root")
+
+
+def shared_root_hash(model_revision: str, adapter: str, block_size: int) -> bytes:
+    """The parent of the first block of a part that all tenants share; no prompt of one tenant alone begins so."""
+    return _root(model_revision, adapter, b"", block_size, b"naru.kv.shared")
+
+
+def salted_hash(parent: bytes, root: bytes) -> bytes:
+    """What the first block behind a shared part follows: its last hash, and `root_hash` of the tenant."""
+    return hashlib.blake2b(parent, key=root, digest_size=HASH_BYTES, person=b"naru.kv.own").digest()
+
+
+def _root(model_revision: str, adapter: str, cache_salt: bytes, block_size: int, person: bytes) -> bytes:
     key = hashlib.blake2b(cache_salt, digest_size=32, person=b"naru.kv.salt").digest()
-    digest = hashlib.blake2b(key=key, digest_size=HASH_BYTES, person=b"naru.kv.root")
+    digest = hashlib.blake2b(key=key, digest_size=HASH_BYTES, person=person)
     for field in (model_revision.encode(), adapter.encode(), str(block_size).encode()):
         digest.update(struct.pack("<Q", len(field)))
         digest.update(field)
@@ -48,38 +58,13 @@ class BlockHasher:
         return hashlib.blake2b(content, digest_size=HASH_BYTES, person=b"naru.kv.block").digest()
 
 
-class CacheEventKind(enum.Enum):
-    """What happened to a hash in the cache."""
-
-    STORED = "stored"
-    REMOVED = "removed"
-    CLEARED = "cleared"
-
-
-@dataclass(frozen=True, slots=True)
-class CacheEvent:
-    """One change of the cache. `block_hash` is empty for CLEARED."""
-
-    kind: CacheEventKind
-    block_hash: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheEvents:
-    """What was drained. When not `complete`, events were lost: take `PrefixCache.hashes` as the new truth instead."""
-
-    events: tuple[CacheEvent, ...]
-    complete: bool
-
-
 class PrefixCache:
     """The map from hash to block. Holds no references: a block leaves it when the pool gives it out anew, or up."""
 
-    def __init__(self, max_events: int = MAX_EVENTS) -> None:
+    def __init__(self) -> None:
+        self.marks = RouteMarks()
+        """Route keys of the blocks in the map."""
         self._blocks: dict[bytes, Block] = {}
-        self._events: list[CacheEvent] = []
-        self._max_events = max_events
-        self._is_complete = True
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -105,40 +90,30 @@ class PrefixCache:
         assert block.block_hash is None, "a block has one content"
         block.block_hash = block_hash
         self._blocks[block_hash] = block
-        self._record(CacheEvent(CacheEventKind.STORED, block_hash))
         return True
+
+    def mark(self, block_hash: bytes, keys: Iterable[bytes]) -> None:
+        """Notes the route keys that a block completes, where it is in the map."""
+        if block_hash in self._blocks:
+            self.marks.mark(block_hash, keys)
 
     def remove(self, block: Block) -> None:
         """Forgets the content of a block that is in the map."""
         assert block.block_hash is not None, "only a stored block can be removed"
         del self._blocks[block.block_hash]
-        self._record(CacheEvent(CacheEventKind.REMOVED, block.block_hash))
+        self.marks.forget(block.block_hash)
         block.block_hash = None
 
     def clear(self) -> None:
         """Forgets everything; the pool must clear the hashes in its blocks."""
         self._blocks.clear()
-        self._events.clear()
-        self._is_complete = True
-        self._record(CacheEvent(CacheEventKind.CLEARED))
+        self.marks.clear()
 
     def hashes(self) -> tuple[bytes, ...]:
         """All hashes known now, oldest first."""
         return tuple(self._blocks)
 
-    def drain_events(self) -> CacheEvents:
-        """Takes the events since the last call."""
-        drained = CacheEvents(tuple(self._events), self._is_complete)
-        self._events.clear()
-        self._is_complete = True
-        return drained
-
-    def _record(self, event: CacheEvent) -> None:
-        if not self._is_complete:
-            return
-        if len(self._events) >= self._max_events:
-            # A list with a hole is worse than none: the reader would trust hashes that are gone.
-            self._events.clear()
-            self._is_complete = False
-            return
-        self._events.append(event)
+    def check(self) -> None:
+        """Asserts that route keys hang on blocks that are here (for tests: O(keys))."""
+        self.marks.check()
+        assert self.marks.block_hashes() <= self._blocks.keys(), "a key of a block that is gone"

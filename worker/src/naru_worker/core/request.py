@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import NewType
 
+from naru_worker.core.prompt_marks import NO_MARKS, PromptMarks
 from naru_worker.core.sampling import SamplingParams
 
 RequestId = NewType("RequestId", str)
@@ -47,7 +48,8 @@ class PriorOutput:
 class Request:
     """One client request on one model.
 
-    `arrival` orders requests of equal priority: a number from the engine that only grows.
+    `arrival` orders requests of equal priority, sooner first, and no two have the same. It need not grow: tenants take
+    turns (see `core.fair_order`).
     """
 
     request_id: RequestId
@@ -61,6 +63,8 @@ class Request:
     skip_prefix_cache: bool = False
     prior: tuple[PriorOutput, ...] = ()
     """One item for each choice, or none at all."""
+    marks: PromptMarks = NO_MARKS
+    """Route keys and the shared part of its prompt."""
     sequences: list[Sequence] = field(default_factory=list)
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when the first sequence was first admitted."""
@@ -102,6 +106,8 @@ class Sequence:
     outlive a preemption."""
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
+    num_waiting_tokens: int = 0
+    """While it waits: its tokens that were not cached when it began to."""
 
     def __post_init__(self) -> None:
         """Starts from the prompt."""

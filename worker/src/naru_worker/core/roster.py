@@ -19,6 +19,8 @@ class Roster:
         self.waiting = SequenceQueue()
         self.awaited: dict[Sequence, bytes] = {}
         """Waiting sequences whose next block is being computed by a running one, and that block's hash."""
+        self.waiting_tokens = 0
+        """Tokens of waiting sequences that were not cached when they began to wait."""
         self.max_num_seqs = max_num_seqs
         self._kv = kv
 
@@ -32,11 +34,12 @@ class Roster:
         self.requests[request.request_id] = request
         for sequence in request.sequences:
             if sequence.state is SequenceState.WAITING:
-                self.waiting.add(sequence)
+                self._wait(sequence)
 
     def start(self, index: int) -> None:
         """Lets the waiting sequence at `index` run; the KV manager has admitted it."""
         sequence = self.waiting.pop(index)
+        self.waiting_tokens -= sequence.num_waiting_tokens
         sequence.state = SequenceState.RUNNING
         self.running.add(sequence)
 
@@ -68,6 +71,7 @@ class Roster:
             self._kv.free(sequence)
         elif sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
+            self.waiting_tokens -= sequence.num_waiting_tokens
         self.awaited.pop(sequence, None)
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
@@ -93,9 +97,13 @@ class Roster:
         for request in self.requests.values():
             for sequence in request.sequences:
                 assert (sequence in queued) == (sequence.state in {SequenceState.RUNNING, SequenceState.WAITING})
+        assert self.waiting_tokens == sum(sequence.num_waiting_tokens for sequence in self.waiting)
         assert len(self.running) <= self.max_num_seqs
         assert self.awaited.keys() <= set(self.waiting)
 
     def _wait(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
+        num_cached = 0 if sequence.request.skip_prefix_cache else self._kv.match(sequence).num_tokens
+        sequence.num_waiting_tokens = len(sequence.token_ids) - num_cached
+        self.waiting_tokens += sequence.num_waiting_tokens
         self.waiting.add(sequence)

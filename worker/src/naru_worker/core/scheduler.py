@@ -101,6 +101,12 @@ class Scheduler:
         return len(self._roster.waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of all prompts that are neither cached nor computed yet; what is cached is judged as they come."""
+        missing = (len(s.token_ids) - s.num_computed_tokens for s in self._roster.running)
+        return self._roster.waiting_tokens + sum(num for num in missing if num > 1)
+
+    @property
     def first_waiting(self) -> Request | None:
         """Whose sequence is let in next."""
         waiting = self._roster.waiting

@@ -1,4 +1,4 @@
-"""An ordered set of sequences: sooner is lower priority number, then earlier arrival, then lower choice index.
+"""An ordered set of sequences: sooner is lower priority number, then lower arrival number, then lower choice index.
 
 The scheduler keeps two, running and waiting. The order never depends on when a sequence came in, so that a preempted
 one is back at the front of its class.

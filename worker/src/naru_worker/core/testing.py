@@ -34,7 +34,15 @@ class PretendModel:
 
     def root(self, request: Request) -> int:
         """Chain value before the first token: another model, adapter or salt gives other contents."""
+        if request.marks.num_shared_blocks:
+            return _number(self.revision, request.adapter, "shared")
         return _number(self.revision, request.adapter, request.cache_salt)
+
+    def follow(self, request: Request, chain: int, position: int, token_id: int) -> int:
+        """Chain value after the token at a position: behind a shared part, the tenant's own."""
+        if position and position == request.marks.num_shared_blocks * self.block_size:
+            chain = _number(chain, request.cache_salt)
+        return self.link(chain, token_id)
 
     def link(self, parent: int, token_id: int) -> int:
         """Chain value after one more token."""
@@ -79,7 +87,7 @@ class PretendModel:
             chain = self.slots.get(self._slot(sequence, row.start - 1), POISON)
         slots = []
         for position in range(row.start, row.start + row.num_tokens):
-            chain = self.link(chain, sequence.token_ids[position])
+            chain = self.follow(sequence.request, chain, position, sequence.token_ids[position])
             slot = self._slot(sequence, position)
             self.slots[slot] = chain
             slots.append(slot)
@@ -95,7 +103,7 @@ class PretendModel:
             token_id = sequence.token_ids[position]
             if position > row.start:
                 scores.append(self.score(chain, token_id))
-            chain = self.link(chain, token_id)
+            chain = self.follow(request, chain, position, token_id)
             content = self.slots.get(self._slot(sequence, position), POISON)
             assert content == chain, f"{request.request_id}: position {position} reads somebody else's slot"
         if end < sequence.num_prompt_tokens:
@@ -114,15 +122,15 @@ def solo_outcome(
     """What one choice must come to, whatever else runs: its output tokens and finish reason."""
     params = request.params
     chain = model.root(request)
-    for token_id in request.prompt_token_ids:
-        chain = model.link(chain, token_id)
+    for position, token_id in enumerate(request.prompt_token_ids):
+        chain = model.follow(request, chain, position, token_id)
     room = max_model_len - len(request.prompt_token_ids)
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
     output: list[int] = []
     while len(output) < limit:
         output.append(model.draw(request, index, chain))
-        chain = model.link(chain, output[-1])
+        chain = model.follow(request, chain, len(request.prompt_token_ids) + len(output) - 1, output[-1])
         if output[-1] in stops and len(output) > params.min_tokens:
             return output, FinishReason.STOP
     return output, FinishReason.LENGTH

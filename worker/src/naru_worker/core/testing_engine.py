@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from naru_worker.core.kv_growth import KVGrowth
 from naru_worker.core.kv_manager import KVManager
+from naru_worker.core.prompt_marks import NO_MARKS, PromptMarks
 from naru_worker.core.request import FinishReason, Request, RequestId, Sequence
 from naru_worker.core.sampling import SamplingParams
 from naru_worker.core.scheduler import Scheduler
@@ -72,6 +73,7 @@ class PretendEngine:
         cache_salt: bytes = b"",
         adapter: str = "",
         skip_prefix_cache: bool = False,
+        marks: PromptMarks = NO_MARKS,
     ) -> Request:
         """Makes a request and adds it."""
         self._arrivals += 1
@@ -85,6 +87,7 @@ class PretendEngine:
             cache_salt=cache_salt,
             adapter=adapter,
             skip_prefix_cache=skip_prefix_cache,
+            marks=marks,
         )
         self.scheduler.add(request)
         return request

@@ -9,13 +9,16 @@ workers need a moment to write their leases again. Until then those that were kn
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
 
 from naru_operator.adapters.route_map import Board, RouteMap
+from naru_operator.core.placement import NO_FACTS, PlacementFacts
 from naru_proto import names
+from naru_proto.errors import Unavailable
 from naru_proto.registry import ModelRecord, ResidentRecord, WorkerRecord
 
 _REREAD_S = 300.0
@@ -44,6 +47,7 @@ class Leases:
         self._route_map = route_map
         self._on_gone = on_gone
         self.board = Board({}, {})
+        self._facts = NO_FACTS
         self._read_s: float | None = None
         """When the registry was read; None: it must be."""
         self._num_unreadable = 0
@@ -95,6 +99,20 @@ class Leases:
             if now is None or now.epoch != record.epoch:
                 self._on_gone(worker_id)
         return _change(before, self.board)
+
+    async def placement_facts(self) -> PlacementFacts:
+        """What placement goes by beside leases and registry; the last one that was read while Redis does not answer."""
+        with contextlib.suppress(Unavailable):
+            self._facts = await self._route_map.placement.read(self.board.workers)
+        return self._facts
+
+    async def write_nodes(self, nodes: Mapping[str, Mapping[str, str]], gone: Iterable[str]) -> None:
+        """Puts labels of nodes where routers read them.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        await self._route_map.placement.write_nodes(nodes, gone)
 
     async def write(self, put: Iterable[ModelRecord], delete: Iterable[str]) -> None:
         """Changes the registry.
@@ -157,7 +175,9 @@ def _change(before: Board, now: Board) -> Change:
 def _still(record: WorkerRecord) -> WorkerRecord:
     """A lease without what changes with every request."""
     models = {name: _still_resident(resident) for name, resident in record.models.items()}
-    return replace(record, num_running=0, num_waiting=0, used_bytes=0, models=models)
+    return replace(
+        record, num_running=0, num_waiting=0, used_bytes=0, host_used_bytes=0, known_version=0, models=models
+    )
 
 
 def _still_resident(resident: ResidentRecord) -> ResidentRecord:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from naru_operator.adapters.cluster.leases import Leases
+from naru_operator.adapters.cluster.nodes import NodeLabels
 from naru_operator.adapters.cluster.objects import Parsed, ParsedObjects, readable
 from naru_operator.adapters.cluster.pools import ParsedPool
 from naru_operator.adapters.cluster.side_by_side import take_all
@@ -21,6 +23,7 @@ from naru_operator.core.model_plan import Applied, LoadModel, UnloadModel
 from naru_operator.core.models.conditions import clean
 from naru_operator.core.models.model import ClusterWorker, ModelsPlan, ModelsSnapshot
 from naru_operator.core.models.plan import plan_models
+from naru_operator.core.placement import PlacementFacts
 from naru_proto.crd.v1alpha1 import ModelDeployment, ModelDeploymentStatus
 from naru_proto.errors import NaruError
 
@@ -52,6 +55,7 @@ class ModelControl:
         """``may_act`` is asked before the registry is written and workers are told anything."""
         self._store, self._client, self._statuses, self._leases = store, client, statuses, leases
         self._may_act, self._wake = may_act, wake
+        self._nodes = NodeLabels(client, leases)
         self._objects: ParsedObjects[ModelDeployment, ModelDeploymentStatus] = ParsedObjects(
             ModelDeployment, ModelDeploymentStatus
         )
@@ -88,7 +92,9 @@ class ModelControl:
             Unavailable: the registry could not be written; no worker was told anything.
         """
         await self._learn()
-        snapshot = self._snapshot(pools)
+        facts = await self._leases.placement_facts()
+        facts = replace(facts, nodes=await self._nodes.update(self._spread_keys(), facts.nodes))
+        snapshot = self._snapshot(pools, facts)
         self.workers = snapshot.workers
         # In a thread: thousands of models take a second, and the lease must be renewed meanwhile.
         plan = await asyncio.to_thread(plan_models, snapshot, now_s=now_s)
@@ -106,7 +112,7 @@ class ModelControl:
             self.commands.load(load, workers[load.worker_id])
         self._forget_failures(plan)
         self._say(await self._each(self._delete_revision(it) for it in plan.delete_revisions), logging.ERROR)
-        self.is_moving = bool(plan.started_s or plan.reasons or self._mute)
+        self.is_moving = bool(plan.started_s or plan.reasons or self._mute or self._nodes.is_behind)
         return plan
 
     def give_up(self) -> None:
@@ -121,7 +127,10 @@ class ModelControl:
         if not self._may_act():
             raise NotLeader("the registry and the workers are left alone: another replica acts")
 
-    def _snapshot(self, pools: Mapping[ObjectKey, ParsedPool]) -> ModelsSnapshot:
+    def _spread_keys(self) -> set[str]:
+        return {each.model.spec.placement.spread_topology_key for each in self.models.values() if each.model}
+
+    def _snapshot(self, pools: Mapping[ObjectKey, ParsedPool], facts: PlacementFacts) -> ModelsSnapshot:
         items = sorted(self.models.items())
         workers = {
             worker_id: ClusterWorker(record, self.commands.observed(record))
@@ -139,6 +148,7 @@ class ModelControl:
             applied=self._applied,
             refused=self.commands.refused,
             failed=self._failures(),
+            placement=facts,
             started_s=self._started_s,
         )
 
@@ -209,7 +219,8 @@ class ModelControl:
             del self.failed[name]
 
     def _on_progress(self, command: LoadModel, report: LoadReport) -> None:
-        self.failed.pop(command.model, None)
+        if not command.is_spare:
+            self.failed.pop(command.model, None)
 
     def _on_failure(self, command: LoadModel | UnloadModel, error: NaruError) -> None:
         message = clean(error.message)

@@ -9,7 +9,7 @@ from naru_proto import names
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One namespaced kind."""
+    """One kind; without a namespace in its paths, one of the cluster's."""
 
     name: str
     """As in an object's `kind`."""
@@ -40,6 +40,7 @@ MODEL_DEPLOYMENT = Kind("ModelDeployment", names.API_GROUP, names.API_VERSION, "
 WORKER_POOL = Kind("WorkerPool", names.API_GROUP, names.API_VERSION, "workerpools")
 POD = Kind("Pod", "", "v1", "pods")
 PERSISTENT_VOLUME_CLAIM = Kind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims")
+NODE = Kind("Node", "", "v1", "nodes")
 CONTROLLER_REVISION = Kind("ControllerRevision", "apps", "v1", "controllerrevisions")
 POD_DISRUPTION_BUDGET = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets")
 LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
@@ -56,6 +57,7 @@ KINDS: dict[str, Kind] = {
         POD_DISRUPTION_BUDGET,
         LEASE,
         EVENT,
+        NODE,
     )
 }
 

@@ -126,15 +126,22 @@ def logs(api: ClusterApi, model: str, follow: bool) -> int:
 @click.option(
     "--temperature", type=click.FloatRange(0.0, 2.0), default=None, help="0 always takes the likeliest token."
 )
+@click.option("--api-key", envvar="NARU_API_KEY", default=None, show_envvar=True,
+              help="Key of the tenant, where the router knows tenants.")  # fmt: skip
 @_in_cluster
 def chat(
-    api: ClusterApi, model: str | None, system: str | None, max_tokens: int | None, temperature: float | None
+    api: ClusterApi,
+    model: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    api_key: str | None,
 ) -> int:
     """Talk to MODEL (default: the first one served) through the API server; no port-forward is needed."""
     from naru_operator.cli.chat import ChatOptions, run_chat_with
     from naru_operator.cli.chat_client import ChatClient
 
-    client = ChatClient(api.router_path(), http=api.http)
+    client = ChatClient(api.router_path(), http=api.http, api_key=api_key)
     return run_chat_with(client, ChatOptions(model, None, system, max_tokens, temperature))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from naru_operator.core.kube import ObjectEvent, ObjectKey
+from naru_operator.core.models.claims import ALIAS_WAITS
 from naru_operator.core.models.rollout import FAILED
 from naru_proto.crd.metadata import Condition
 from naru_proto.crd.model_status import ModelDeploymentStatus
@@ -40,6 +41,11 @@ def _acceptance(previous: ModelDeploymentStatus, new: ModelDeploymentStatus) -> 
         return
     if now.status == "True" and (before is None or before.status != "True"):
         yield "Accepted", now.message, False
+    waited, waits = (each is not None and each.reason == ALIAS_WAITS for each in (before, now))
+    if waits and not waited:
+        yield ALIAS_WAITS, now.message, False
+    if waited and not waits and now.status == "True":
+        yield "AliasMoved", "requests for its alias come here", False
     if now.status == "False" and (before is None or (before.status, before.reason) != (now.status, now.reason)):
         yield now.reason, now.message, True
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from naru_operator.core.kube import Object, ObjectKey
 from naru_operator.core.models.revision import RevisionSpec, revision_spec
 from naru_operator.core.models.sources import Eligible, eligible_pools
-from naru_proto.crd.model_residency import ScalingSpec
-from naru_proto.crd.model_traffic import RoutingSpec, TenancySpec
 from naru_proto.crd.units import unix_s_of
-from naru_proto.crd.v1alpha1 import ModelDeployment, ModelDeploymentSpec, WorkerPool
+from naru_proto.crd.v1alpha1 import ModelDeployment, WorkerPool
+from naru_proto.registry import ModelRecord
 
+ALIAS_WAITS = "AliasWaits"
+"""Reason of an Accepted condition: all but the alias is as asked for."""
 _NEVER_S = float("inf")
-_PLAIN_SCALING, _PLAIN_ROUTING, _PLAIN_TENANCY = ScalingSpec(), RoutingSpec(), TenancySpec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Claim:
     """Whether the registry's entry under its own name is its own; what it served before goes on then."""
     pools: tuple[str, ...] = ()
     """Pools whose workers may hold the revision it asks for."""
+    owns_alias: bool = True
+    """Whether its alias, if it has one, is to be its own; False: another one has it and has not given it up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class _Claimant:
     is_unchanged: bool
     """Its spec is the one that was accepted."""
     alias: str | None
+    was_waiting: bool = False
+    """It was accepted but for its alias."""
 
 
 def pool_owners(pools: Iterable[WorkerPool]) -> tuple[dict[str, WorkerPool], dict[ObjectKey, str]]:
@@ -70,15 +74,17 @@ def judge(
     invalid: Mapping[ObjectKey, str],
     raw: Mapping[ObjectKey, Object],
     pools: Mapping[str, WorkerPool],
+    records: Mapping[str, ModelRecord],
 ) -> dict[ObjectKey, Claim]:
     """Every ModelDeployment's claim, in key order. ``pools``: those that own their name; deleted ones have no claim.
 
-    An object that cannot be read (``invalid``, with why) is refused and keeps its own name.
+    An object that cannot be read (``invalid``, with why) is refused and keeps its own name. ``records`` is the
+    registry: who answers to an alias keeps it for as long as its spec has it.
     """
     living = {key_of(each): each for each in deployments if each.metadata.deletion_timestamp is None}
     claimants = [_claimant(key, each) for key, each in living.items()]
     claimants += [_unreadable(key, raw.get(key, {})) for key in invalid]
-    owners = _owners(claimants)
+    owners = _owners(claimants, records)
     claims = {}
     for claimant in claimants:
         key = claimant.key
@@ -95,24 +101,13 @@ def key_of(deployment: ModelDeployment) -> ObjectKey:
     return ObjectKey(deployment.metadata.namespace, deployment.metadata.name)
 
 
-def unused_fields(spec: ModelDeploymentSpec) -> tuple[str, ...]:
-    """Fields that are set and that nothing acts on yet."""
-    fields = (
-        ("spec.replicas.max", spec.replicas.max is not None),
-        ("spec.scaling", spec.scaling != _PLAIN_SCALING),
-        ("spec.routing", spec.routing != _PLAIN_ROUTING),
-        ("spec.tenancy", spec.tenancy != _PLAIN_TENANCY),
-    )
-    return tuple(name for name, is_set in fields if is_set)
-
-
 def _judge(
     deployment: ModelDeployment, key: ObjectKey, owners: Mapping[str, ObjectKey], pools: Mapping[str, WorkerPool]
 ) -> Claim:
-    owns_name = owners[key.name] == key
-    for name in deployment.served_names:
-        if owners[name] != key:
-            field = "metadata.name" if name == key.name else "spec.alias"
+    owns_name, alias = owners[key.name] == key, deployment.spec.alias
+    for field, name in (("metadata.name", key.name), ("spec.alias", alias)):
+        # Another's alias is waited for; another's own name it keeps for as long as it is there.
+        if name is not None and owners[name] != key and (name == key.name or owners[name].name == name):
             message = (
                 f"{field} {name!r} is already a name of ModelDeployment {owners[name]}, and one name is served once "
                 "over all namespaces; choose another one"
@@ -123,9 +118,13 @@ def _judge(
     refused = eligible if eligible.reason else _unsupported(spec) or eligible
     if refused.reason:
         return Claim(key, False, refused.reason, refused.message, owns_name)
-    unused = unused_fields(deployment.spec)
-    note = f"; nothing acts on {', '.join(unused)} yet" if unused else ""
-    return Claim(key, True, "Accepted", f"its names are its own and pools can load it{note}", True, eligible.pools)
+    if alias is not None and owners[alias] != key:
+        message = (
+            f"the alias {alias!r} is ModelDeployment {owners[alias]}'s; take it out there, and it moves here once as "
+            "many copies are ready here"
+        )
+        return Claim(key, True, ALIAS_WAITS, message, True, eligible.pools, owns_alias=False)
+    return Claim(key, True, "Accepted", "its names are its own and pools can load it", True, eligible.pools)
 
 
 def _unsupported(spec: RevisionSpec) -> Eligible | None:
@@ -139,14 +138,21 @@ def _unsupported(spec: RevisionSpec) -> Eligible | None:
     return None
 
 
-def _owners(claimants: list[_Claimant]) -> dict[str, ObjectKey]:
+def _owners(claimants: list[_Claimant], records: Mapping[str, ModelRecord]) -> dict[str, ObjectKey]:
     """Names with their owners. Who loses its own name takes no alias from others either."""
     owners: dict[str, ObjectKey] = {}
     by_age = sorted(claimants, key=lambda each: (each.created_s, each.key))
     # No edit of an older object takes the name of one that is served.
     for claimant in (each for each in by_age if each.was_accepted):
         owners.setdefault(claimant.key.name, claimant.key)
-    for claimant in sorted(by_age, key=lambda each: not (each.was_accepted and each.is_unchanged)):
+    served = {(name, alias) for name, record in records.items() for alias in record.aliases if not record.is_revision}
+    for claimant in sorted(
+        by_age,
+        key=lambda each: (
+            (each.key.name, each.alias) not in served,
+            not (each.was_accepted and each.is_unchanged and not each.was_waiting),
+        ),
+    ):
         if owners.setdefault(claimant.key.name, claimant.key) == claimant.key and claimant.alias is not None:
             owners.setdefault(claimant.alias, claimant.key)
     return owners
@@ -162,6 +168,7 @@ def _claimant(key: ObjectKey, deployment: ModelDeployment) -> _Claimant:
         accepted is not None and accepted.status == "True",
         status.observed_generation == metadata.generation,
         deployment.spec.alias,
+        accepted is not None and accepted.reason == ALIAS_WAITS,
     )
 
 

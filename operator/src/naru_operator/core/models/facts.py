@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from naru_operator.core.model_plan import KNOWN
-from naru_operator.core.models.fleet import READY, UP
+from naru_operator.core.model_plan import EVICTED, KNOWN, UP
+from naru_operator.core.models.fleet import READY
 from naru_operator.core.models.model import ClusterWorker, Verdict
 from naru_proto import names
 from naru_proto.crd.model_status import EvictionReason
@@ -61,7 +61,7 @@ class ModelFacts:
     copies: tuple[CopyFact, ...] = ()
     """By worker; the one that serves first."""
     num_known: int = 0
-    """Workers that know the revision the spec asks for and do not hold it."""
+    """Workers whose copy of the revision the spec asks for rests: on demand, or evicted."""
     failed: str = ""
     """What the last command about that revision failed with, where no lease tells it."""
     eviction: Eviction | None = None
@@ -90,7 +90,8 @@ def model_facts(
                 takes = resident.state in READY and not record.draining
                 copies.append(CopyFact(worker_id, record.pool, digest, resident, takes))
             elif digest == verdict.update and name in worker.models:
-                num_known += worker.models[name].state == KNOWN and not record.draining
+                at_rest = (KNOWN, EVICTED) if verdict.is_on_demand else (EVICTED,)
+                num_known += worker.models[name].state in at_rest and not record.draining
     found = [each for digest in digests if (each := evictions.get(names.revision_name(model, digest))) is not None]
     return ModelFacts(
         tuple(copies),

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from naru_operator.core.model_plan import ABSENT
+from naru_operator.core.model_plan import ABSENT, UP
 from naru_operator.core.models.model import ClusterWorker
-from naru_operator.core.placement import Candidate, Rank
+from naru_operator.core.placement import PlacementFacts, worker_slot
 from naru_proto import names
-from naru_proto.registry import ResidentRecord
+from naru_proto.placement import WorkerSlot
+from naru_proto.registry import ModelRecord, ResidentRecord
 
 READY = ("ready", "active")
-UP = ("fetching", "loading", *READY)
-"""States in which a copy serves or is on its way to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Copy:
 
     worker_id: str
     state: str
-    """Lower-case ModelState, or KNOWN."""
+    """Lower-case ModelState, KNOWN or EVICTED."""
     is_staying: bool
     """Its worker takes models."""
     is_ready: bool
@@ -96,16 +95,12 @@ class Fleet:
         sizes = (self._workers[each.worker_id].record.models.get(name) for each in self._copies.get(name, ()))
         return max((_size(resident) for resident in sizes if resident is not None), default=0)
 
-    def candidates(self, num_bytes: Mapping[str, int]) -> list[Candidate]:
+    def slots(
+        self, facts: PlacementFacts, num_bytes: Mapping[str, int], records: Mapping[str, ModelRecord]
+    ) -> list[WorkerSlot]:
         """The workers that take models, with their room. ``num_bytes``: what copies take whose load only begins."""
         return [
-            Candidate(
-                worker_id,
-                worker.record.pool,
-                {name: _rank(worker, name) for name, held in worker.models.items() if held.state not in ABSENT},
-                _free_bytes(worker, num_bytes),
-            )
-            for worker_id, worker in self.staying.items()
+            worker_slot(worker.record, worker.models, facts, num_bytes, records) for worker in self.staying.values()
         ]
 
 
@@ -128,28 +123,6 @@ def _copy(worker: ClusterWorker, name: str, state: str, generation: int) -> Copy
         resident.error if resident is not None and state == "failed" else "",
         generation,
     )
-
-
-def _rank(worker: ClusterWorker, name: str) -> Rank:
-    """Ready copies stay before others, busy ones before idle ones, failed ones last."""
-    state, resident = worker.models[name].state, worker.record.models.get(name)
-    if resident is not None and resident.state in READY and state != "failed":
-        return 0, -resident.num_in_flight, -resident.last_used_s
-    if state in UP:
-        return 1, 0, 0
-    return (3, 0, 0) if state == "failed" else (2, 0, 0)
-
-
-def _free_bytes(worker: ClusterWorker, num_bytes: Mapping[str, int]) -> int | None:
-    record = worker.record
-    if record.budget_bytes <= 0:
-        return None
-    coming = (
-        num_bytes.get(name, 0)
-        for name, held in worker.models.items()
-        if held.state in UP and (name not in record.models or _size(record.models[name]) == 0)
-    )
-    return record.budget_bytes - record.used_bytes - sum(coming)
 
 
 def _size(resident: ResidentRecord) -> int:

@@ -16,6 +16,7 @@ from naru_operator.core.models.model import ModelsSnapshot
 from naru_operator.core.models.revision import Revision, RevisionSpec, revision_spec
 from naru_operator.core.models.rollout import COMPLETE, REVISION_FAILED, Case, Rollout, decide
 from naru_operator.core.models.sources import eligible_pools
+from naru_operator.core.scaling import scaling_of
 from naru_proto import names
 from naru_proto.crd.v1alpha1 import ModelDeployment, ModelDeploymentSpec, WorkerPool
 from naru_proto.registry import ModelRecord
@@ -33,6 +34,8 @@ class Wanted:
     pools: tuple[str, ...] = ()
     num_copies: int | None = None
     """None: every worker of its pools knows it, and requests load it."""
+    max_copies: int = 0
+    """Most there may be; 0: as many as there are workers."""
     num_ahead: int = 0
     """Copies that should be up for a rollout to go on."""
     is_stopped: bool = False
@@ -167,7 +170,8 @@ def _wanted(
     if pools is None:
         pools = eligible_pools(spec, deployment.spec.placement.pool_selector.match_labels, world.pools).pools
     num_copies = None if model.is_on_demand else deployment.spec.replicas.min
-    return Wanted(name, digest, model, pools, num_copies, is_frozen=not pools)
+    max_copies = deployment.spec.replicas.max or 0
+    return Wanted(name, digest, model, pools, num_copies, max_copies, is_frozen=not pools)
 
 
 def desired_model(name: str, revision: RevisionSpec, spec: ModelDeploymentSpec) -> DesiredModel:
@@ -185,6 +189,7 @@ def desired_model(name: str, revision: RevisionSpec, spec: ModelDeploymentSpec) 
         limits=engine_limits(revision.engine, revision.resources),
         residency=residency,
         credentials=revision.model.credentials_secret or "",
+        scaling=scaling_of(spec, revision.resources),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from naru_operator.core.kube import Object, ObjectKey
 from naru_operator.core.model_plan import Applied, LoadModel, ObservedModel, UnloadModel
+from naru_operator.core.placement import NO_FACTS, PlacementFacts
 from naru_proto.crd.v1alpha1 import ModelDeployment, WorkerPool
 from naru_proto.registry import ModelRecord, WorkerRecord
 
@@ -45,6 +46,7 @@ class ModelsSnapshot:
     """Registry name to the newest generation that a worker named when it refused one of ours as stale."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Registry name to what the last command about it failed with, where no lease tells it."""
+    placement: PlacementFacts = NO_FACTS
     started_s: Mapping[str, int] = field(default_factory=dict)
     """The last plan's; empty at the start. Registry name of a revision that a rollout leads to: when it began, Unix
     seconds; of one that nobody wants any more and workers still hold: since when.

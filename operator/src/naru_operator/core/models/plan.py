@@ -6,6 +6,7 @@ to gives no steps, and nothing but the snapshot counts: an operator that starts 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
 from naru_operator.core.desired import DRAIN_TIMEOUT_S
@@ -13,7 +14,8 @@ from naru_operator.core.generations import next_generations
 from naru_operator.core.kube import Object, ObjectKey
 from naru_operator.core.model_plan import Applied
 from naru_operator.core.model_steps import load_steps, unload_steps
-from naru_operator.core.models.claims import Claim, judge, key_of, pool_owners
+from naru_operator.core.models.aliases import Aliases, raised_for_aliases, settle_aliases
+from naru_operator.core.models.claims import ALIAS_WAITS, Claim, judge, key_of, pool_owners
 from naru_operator.core.models.copies import Copies, settle_copies
 from naru_operator.core.models.fleet import Fleet, revisions_by_model
 from naru_operator.core.models.intent import Intent, World, make_intent
@@ -36,21 +38,23 @@ def plan_models(snapshot: ModelsSnapshot, *, now_s: int) -> ModelsPlan:
     """The steps from what is seen to what the objects ask for; ``now_s`` is in Unix seconds."""
     reasons: list[str] = []
     pools, _ = pool_owners(snapshot.pools)
-    claims = judge(snapshot.deployments, snapshot.invalid, snapshot.raw, pools)
+    claims = judge(snapshot.deployments, snapshot.invalid, snapshot.raw, pools, snapshot.records)
     world = _world(snapshot, pools, now_s)
     history = _history(snapshot.revisions)
     intents = _intents(claims, history, world)
+    aliases = settle_aliases(intents, snapshot.records, world.fleet)
+    intents = raised_for_aliases(intents, aliases)
     creates = _revisions_to_create(intents, history, snapshot, reasons)
     removals = _revisions_to_delete(intents, history, snapshot, reasons)
     copies = settle_copies(intents, world)
     applied = _generations(intents, world)
-    puts = records_to_put(intents, snapshot.records, applied, _owned(intents), reasons, now_s=now_s)
+    puts = records_to_put(intents, snapshot.records, applied, _answering(intents, aliases), reasons, now_s=now_s)
     entries = {intent.claim.key.name for intent in intents if intent.target}
     deletes = records_to_delete(snapshot.records, entries, _kept_records(intents), world.fleet, reasons)
     takers = {worker_id: worker.models for worker_id, worker in world.fleet.staying.items()}
     drain_s = _drain_timeouts(world)
-    unloads = unload_steps(takers, applied, copies.placement, drain_s, reasons, kept=copies.kept)
-    loads = load_steps(takers, applied, copies.placement, reasons, raised=copies.raised)
+    unloads = unload_steps(takers, applied, copies.placement, drain_s, reasons, kept=copies.kept, known=copies.known)
+    loads = load_steps(takers, applied, copies.placement, reasons, raised=copies.raised, known=copies.known)
     return ModelsPlan(
         create_revisions=creates,
         delete_revisions=removals,
@@ -60,7 +64,7 @@ def plan_models(snapshot: ModelsSnapshot, *, now_s: int) -> ModelsPlan:
         load_models=loads,
         applied=applied,
         started_s=copies.retired_s | _started(intents),
-        verdicts=_verdicts(claims, intents, copies, world),
+        verdicts=_verdicts(claims, intents, copies, aliases, world),
         reasons=tuple(reasons),
     )
 
@@ -151,14 +155,9 @@ def _generations(intents: Iterable[Intent], world: World) -> dict[str, Applied]:
     return next_generations(models, snapshot.records, snapshot.applied, snapshot.refused, world.fleet.generations())
 
 
-def _owned(intents: Iterable[Intent]) -> dict[str, str]:
-    """Names of accepted objects, aliases too, with the name of the object."""
-    return {
-        name: intent.claim.key.name
-        for intent in intents
-        if intent.claim.is_accepted and intent.deployment is not None
-        for name in intent.deployment.served_names
-    } | {intent.claim.key.name: intent.claim.key.name for intent in intents}
+def _answering(intents: Iterable[Intent], aliases: Aliases) -> dict[str, str]:
+    """Names with the ModelDeployment that answers to each: its own, and aliases that belong to somebody."""
+    return dict(aliases.serving) | {intent.claim.key.name: intent.claim.key.name for intent in intents}
 
 
 def _kept_records(intents: Iterable[Intent]) -> set[str]:
@@ -183,13 +182,17 @@ def _drain_timeouts(world: World) -> Callable[[str], float]:
 
 
 def _verdicts(
-    claims: Mapping[ObjectKey, Claim], intents: Iterable[Intent], copies: Copies, world: World
+    claims: Mapping[ObjectKey, Claim], intents: Iterable[Intent], copies: Copies, aliases: Aliases, world: World
 ) -> dict[ObjectKey, Verdict]:
     verdicts = {
         claim.key: Verdict(claim.key, False, claim.reason, claim.message, rollout_reason="NotAccepted")
         for claim in claims.values()
     }
-    return verdicts | {intent.claim.key: _verdict(intent, copies, world) for intent in intents}
+    for intent in intents:
+        verdict = _verdict(intent, copies, world)
+        wait = aliases.waiting.get(verdict.key, "")
+        verdicts[verdict.key] = dataclasses.replace(verdict, reason=ALIAS_WAITS, message=wait) if wait else verdict
+    return verdicts
 
 
 def _verdict(intent: Intent, copies: Copies, world: World) -> Verdict:
@@ -208,13 +211,21 @@ def _verdict(intent: Intent, copies: Copies, world: World) -> Verdict:
         current="" if _is_first(intent, world) else intent.target,
         update=intent.update,
         rollout_reason=rollout.reason if rollout is not None else "NotAccepted",
-        rollout_message=rollout.message if rollout is not None else claim.message,
+        rollout_message=_rollout_message(intent, name, copies),
         has_rollout_failed=rollout is not None and rollout.has_failed,
         placed_on=copies.placement.get(name, ()) if claim.is_accepted else (),
         num_desired=int(is_up) if is_on_demand else num_desired,
         pools=claim.pools,
         is_on_demand=is_on_demand,
     )
+
+
+def _rollout_message(intent: Intent, name: str, copies: Copies) -> str:
+    """Without the numbers of the moment, which would be news at each look."""
+    if intent.rollout is None:
+        return intent.claim.message
+    is_without_room = name in copies.unplaced and intent.rollout.reason in ("WaitingForCopies", "DeadlineExceeded")
+    return intent.rollout.message + ("; no worker has room for a further copy" if is_without_room else "")
 
 
 def _is_first(intent: Intent, world: World) -> bool:

@@ -12,26 +12,25 @@ from naru_operator.core.generations import desired_digest
 from naru_operator.core.model_plan import Applied
 from naru_operator.core.models.fleet import Fleet
 from naru_operator.core.models.intent import Intent, Wanted
+from naru_operator.core.scaling import with_scaling
+from naru_operator.core.traffic import Traffic, traffic_in, traffic_of, with_traffic
 from naru_proto import names
 from naru_proto.registry import ModelRecord
-
-_NO_WAIT_S = 0.001
-"""What a wait of nothing becomes: to a router 0 means its own."""
 
 
 def records_to_put(
     intents: Iterable[Intent],
     records: Mapping[str, ModelRecord],
     applied: Mapping[str, Applied],
-    owned: Mapping[str, str],
+    aliases: Mapping[str, str],
     reasons: list[str],
     *,
     now_s: int,
 ) -> tuple[ModelRecord, ...]:
     """Records that are new or changed, a revision's before the entry that leads to it.
 
-    ``owned``: accepted names and aliases with the ModelDeployment each belongs to. A line for each record is appended
-    to `reasons`.
+    ``aliases``: those that belong to somebody, and all own names, with the ModelDeployment that answers to each now. A
+    line for each record is appended to `reasons`.
     """
     puts: list[ModelRecord] = []
     for intent in intents:
@@ -44,7 +43,7 @@ def records_to_put(
         target = names.revision_name(intent.claim.key.name, intent.target) if intent.target else ""
         serving = revisions.get(target) or records.get(target)
         if serving is not None:
-            puts += _changed(_entry_record(intent, serving, records, owned, now_s), records)
+            puts += _changed(_entry_record(intent, serving, records, aliases, now_s), records)
     for record in puts:
         old = records.get(record.name)
         what = f"to {record.target!r}" if record.target else f"in generation {record.generation}"
@@ -79,8 +78,7 @@ def _revision_record(
     model, generation = applied.get(wanted.name, (None, 0))
     if model is None or intent.deployment is None:
         return old
-    wait_s, depth = _queue(intent)
-    return ModelRecord(
+    record = ModelRecord(
         name=wanted.name,
         uri=model.uri,
         generation=generation,
@@ -91,34 +89,42 @@ def _revision_record(
         pools=old.pools if wanted.is_frozen and old is not None else wanted.pools,
         is_revision=True,
         desired_digest=desired_digest(model),
-        max_wait_s=wait_s,
-        max_depth=depth,
     )
+    return with_scaling(with_traffic(record, _traffic(intent, old)), model.scaling)
 
 
 def _entry_record(
     intent: Intent,
     serving: ModelRecord,
     records: Mapping[str, ModelRecord],
-    owned: Mapping[str, str],
+    aliases: Mapping[str, str],
     now_s: int,
 ) -> ModelRecord:
     name = intent.claim.key.name
     old = records.get(name)
-    if intent.deployment is None or not intent.claim.is_accepted:
-        aliases = tuple(alias for alias in (old.aliases if old else ()) if owned.get(alias, name) == name)
-    else:
-        aliases = (intent.deployment.spec.alias,) if intent.deployment.spec.alias else ()
-    return dataclasses.replace(
+    own = [alias for alias, model in aliases.items() if model == name and alias != name]
+    if old is not None and (intent.deployment is None or not intent.claim.is_accepted):
+        # What it served before goes on, but for what is another's by now.
+        own += [alias for alias in old.aliases if alias not in aliases]
+    record = dataclasses.replace(
         serving,
         name=name,
         generation=0,
-        aliases=aliases,
+        aliases=tuple(sorted(own)),
         created_s=_created_s(intent, old, now_s),
         target=serving.name,
         is_revision=False,
         desired_digest="",
     )
+    return with_traffic(record, _traffic(intent, old or serving))
+
+
+def _traffic(intent: Intent, before: ModelRecord | None) -> Traffic:
+    """What the object says; of one that is refused, what was said before goes on."""
+    if before is not None and (intent.deployment is None or not intent.claim.is_accepted):
+        return traffic_in(before)
+    assert intent.deployment is not None, "of an object that cannot be read there is a record, or nothing is written"
+    return traffic_of(intent.deployment.spec)
 
 
 def _changed(record: ModelRecord, records: Mapping[str, ModelRecord]) -> list[ModelRecord]:
@@ -128,12 +134,6 @@ def _changed(record: ModelRecord, records: Mapping[str, ModelRecord]) -> list[Mo
     if old is not None and dataclasses.replace(record, generation=before) == old:
         return []
     return [dataclasses.replace(record, generation=before + 1)]
-
-
-def _queue(intent: Intent) -> tuple[float, int]:
-    assert intent.deployment is not None, "only called for objects that can be read"
-    queue = intent.deployment.spec.queue
-    return max(queue.max_wait_s, _NO_WAIT_S), max(queue.max_depth, 1)
 
 
 def _created_s(intent: Intent, old: ModelRecord | None, now_s: int) -> int:

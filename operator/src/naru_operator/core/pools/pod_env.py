@@ -46,6 +46,7 @@ def _ours(pool: WorkerPool, settings: PodSettings) -> Iterator[Object]:
     spec = pool.spec
     yield _from_field("POD_IP", "status.podIP")
     yield _from_field(f"{_PREFIX}ID", "metadata.name")
+    yield _from_field(f"{_PREFIX}NODE", "spec.nodeName")
     values = {
         "LISTEN": f"0.0.0.0:{names.PORT_WORKER_GRPC}",
         "ADVERTISE": f"$(POD_IP):{names.PORT_WORKER_GRPC}",
@@ -61,6 +62,8 @@ def _ours(pool: WorkerPool, settings: PodSettings) -> Iterator[Object]:
         values["MEMORY_BUDGET_BYTES"] = str(spec.memory.budget_bytes)
     if spec.memory.host_bytes is not None:
         values["HOST_BUDGET_BYTES"] = str(spec.memory.host_bytes)
+    if spec.accelerator.kind == "cuda" and spec.accelerator.num_accelerators > 1:
+        values["NUM_ACCELERATORS"] = str(spec.accelerator.num_accelerators)
     if spec.threads is not None:
         values["NUM_THREADS"] = str(spec.threads)
     if spec.cache.size_bytes is not None:

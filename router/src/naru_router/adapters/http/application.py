@@ -1,24 +1,29 @@
-"""The routes of the HTTP edge, request ids, and OpenAI's form for what no route answers."""
+"""The paths of the HTTP edge, request ids, and OpenAI's form for what no path answers.
+
+The two generation endpoints are called straight from the server; the pages, which need no speed, through Starlette.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
-import secrets
+from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from naru_proto.names import HEADER_REQUEST_ID
-from naru_router.adapters.gate import Gate
+from naru_router.adapters.http.asgi import run_asgi
 from naru_router.adapters.http.chat import ChatEndpoint
 from naru_router.adapters.http.completions import CompletionEndpoint
-from naru_router.adapters.http.generation import Edge
+from naru_router.adapters.http.generation import Edge, GenerationEndpoint
+from naru_router.adapters.http.messages import HttpRequest, Reply
 from naru_router.adapters.http.pages import Pages
+from naru_router.adapters.http.responses import send_json
 from naru_router.core.errors import openai_error
 
 logger = logging.getLogger(__name__)
@@ -27,52 +32,44 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _HEADER = HEADER_REQUEST_ID.encode("ascii")
 
 
-def build_application(edge: Edge, pages: Pages) -> ASGIApp:
-    """The ASGI application."""
-    routes = [
-        Route("/v1/chat/completions", ChatEndpoint(edge), methods=["POST"]),
-        Route("/v1/completions", CompletionEndpoint(edge), methods=["POST"]),
-        Route("/v1/models", pages.models),
-        Route("/v1/models/{model_id:path}", pages.model),
-        Route("/health", pages.health),
-        Route("/healthz", pages.health),
-        Route("/ready", pages.ready),
-        Route("/readyz", pages.readyz),
-        Route("/metrics", pages.metrics),
-    ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _crash})
-    app.router.redirect_slashes = False  # a redirected POST would lose its body in many clients
-    return Replies(app, edge.gate)
+class Application:
+    """Answers every request of the server."""
 
+    def __init__(self, edge: Edge, pages: Pages, more_pages: Sequence[Route] = ()) -> None:
+        self._endpoints: dict[bytes, GenerationEndpoint] = {
+            b"/v1/chat/completions": ChatEndpoint(edge),
+            b"/v1/completions": CompletionEndpoint(edge),
+        }
+        routes = [
+            Route("/v1/models", pages.models),
+            Route("/v1/models/{model_id:path}", pages.model),
+            Route("/health", pages.health),
+            Route("/healthz", pages.health),
+            Route("/ready", pages.ready),
+            Route("/readyz", pages.readyz),
+            Route("/metrics", pages.metrics),
+            *more_pages,
+        ]
+        self._pages = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _crash})
+        self._pages.router.redirect_slashes = False
 
-class Replies:
-    """Gives each request an id, the client's own where it is well formed, and returns it.
-
-    While the router leaves, a reply is the last one of its connection: the client opens the next one elsewhere.
-    """
-
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
-        self._app = app
-        self._gate = gate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = next((value for name, value in scope["headers"] if name == _HEADER), b"")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
-        scope["naru.request_id"] = request_id.decode("ascii")
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = [*message["headers"], (_HEADER, request_id)]
-                if self._gate.is_leaving and all(name != b"connection" for name, _ in headers):
-                    headers.append((b"connection", b"close"))
-                message["headers"] = headers
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
+    async def handle(self, request: HttpRequest, reply: Reply) -> None:
+        """Gives the request an id, the client's own where it is well formed, and has it answered."""
+        given = request.header(_HEADER)
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            request.request_id = given.decode("ascii")
+        else:
+            request.request_id = os.urandom(16).hex()
+        reply.extra = b"%b: %b\r\n" % (_HEADER, request.request_id.encode("ascii"))
+        endpoint = self._endpoints.get(request.target) or self._endpoints.get(request.target.partition(b"?")[0])
+        if endpoint is None:
+            await run_asgi(self._pages, request, reply)
+        elif request.method == b"POST":
+            await endpoint.serve(request, reply)
+        else:
+            text = f"{request.target.decode('latin-1')[:200]} does not take {request.method.decode('ascii')}"
+            body = openai_error(text, "invalid_request_error", None, None)
+            send_json(reply, 405, body, ((b"allow", b"POST"),))
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from naru_router.adapters.course import Job
 from naru_router.adapters.http.consumers import AnswerConsumer, StreamConsumer
-from naru_router.adapters.http.generation import Exchange, GenerationEndpoint, route_headers
+from naru_router.adapters.http.generation import Exchange, GenerationEndpoint
 from naru_router.adapters.http.responses import send_json
 from naru_router.core.answers import answer_body
 from naru_router.core.chat_request import ChatCall, parse_chat
@@ -19,13 +19,14 @@ class ChatEndpoint(GenerationEndpoint):
     async def answer(self, body: dict[str, object], exchange: Exchange) -> None:
         """Runs the chat and sends its answer."""
         call = parse_chat(body)
-        job = await self._edge.jobs.chat(call.model, call.messages, call.sampling)
-        exchange.model = job.label
-        answer_id = f"chatcmpl-{exchange.answer_id}"
-        if call.stream:
-            await self._stream(call, job, answer_id, exchange)
-        else:
-            await self._reply(call, job, answer_id, exchange)
+        with exchange.kept_alive(call.stream):
+            job = await self._edge.jobs.chat(call.model, call.messages, call.sampling, exchange.envelope)
+            exchange.model = job.label
+            answer_id = f"chatcmpl-{exchange.answer_id}"
+            if call.stream:
+                await self._stream(call, job, answer_id, exchange)
+            else:
+                await self._reply(call, job, answer_id, exchange)
 
     async def _stream(self, call: ChatCall, job: Job, answer_id: str, exchange: Exchange) -> None:
         def make_writer() -> ChatChunks:
@@ -35,12 +36,14 @@ class ChatEndpoint(GenerationEndpoint):
                 model=call.model,
                 n=job.n,
                 include_usage=call.include_usage,
+                has_logprobs=call.sampling.HasField("logprobs"),
             )
 
-        consumer = StreamConsumer(exchange.stream, make_writer, exchange.on_first_byte)
+        explains = exchange.envelope.is_explained
+        consumer = StreamConsumer(exchange.stream, make_writer, exchange.on_first_byte, is_explained=explains)
         await self._edge.dispatcher.run(job, consumer)
-        await exchange.stream.write(consumer.writer.end())
-        await exchange.stream.close()
+        exchange.stream.write(consumer.writer.end())
+        exchange.stream.close()
 
     async def _reply(self, call: ChatCall, job: Job, answer_id: str, exchange: Exchange) -> None:
         consumer = AnswerConsumer(job.n)
@@ -54,4 +57,4 @@ class ChatEndpoint(GenerationEndpoint):
             choices=consumer.answer.chat_choices(has_logprobs=call.sampling.HasField("logprobs")),
             usage=consumer.answer.usage,
         )
-        await send_json(exchange.send, 200, reply, route_headers([consumer]))
+        send_json(exchange.reply, 200, reply, exchange.route_headers([consumer]))

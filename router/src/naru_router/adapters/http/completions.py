@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from naru_router.adapters.course import Consumer, Job
 from naru_router.adapters.http.consumers import AnswerConsumer, StreamConsumer
-from naru_router.adapters.http.generation import Exchange, GenerationEndpoint, route_headers
+from naru_router.adapters.http.generation import Exchange, GenerationEndpoint
 from naru_router.adapters.http.responses import send_json
 from naru_router.core.answers import answer_body
 from naru_router.core.chunks_completion import CompletionChunks, completion_end, completion_head
@@ -23,18 +23,26 @@ class CompletionEndpoint(GenerationEndpoint):
     async def answer(self, body: dict[str, object], exchange: Exchange) -> None:
         """Runs the completion and sends its answer."""
         call = parse_completion(body)
-        jobs = self._edge.jobs.completions(call.model, call.prompts, call.sampling)
+        jobs = self._edge.jobs.completions(call.model, call.prompts, call.sampling, exchange.envelope)
         exchange.model = jobs[0].label
         answer_id = f"cmpl-{exchange.answer_id}"
-        if call.stream:
-            await self._stream(call, jobs, answer_id, exchange)
-        else:
-            await self._reply(call, jobs, answer_id, exchange)
+        with exchange.kept_alive(call.stream):
+            if call.stream:
+                await self._stream(call, jobs, answer_id, exchange)
+            else:
+                await self._reply(call, jobs, answer_id, exchange)
 
     async def _stream(self, call: CompletionCall, jobs: list[Job], answer_id: str, exchange: Exchange) -> None:
         head = completion_head(answer_id, exchange.created_s, call.model)
+        explains = exchange.envelope.is_explained
         consumers = [
-            StreamConsumer(exchange.stream, _writer_maker(call, head, i, job.n), exchange.on_first_byte)
+            StreamConsumer(
+                exchange.stream,
+                _writer_maker(call, head, i, job.n),
+                exchange.on_first_byte,
+                is_explained=explains,
+                is_first=i == 0,
+            )
             for i, job in enumerate(jobs)
         ]
         await self._run_all(jobs, consumers)
@@ -42,8 +50,8 @@ class CompletionEndpoint(GenerationEndpoint):
         for consumer in consumers:
             consumer.writer.check_finished()
             usage += consumer.writer.usage
-        await exchange.stream.write(completion_end(head, usage if call.include_usage else None))
-        await exchange.stream.close()
+        exchange.stream.write(completion_end(head, usage if call.include_usage else None))
+        exchange.stream.close()
 
     async def _reply(self, call: CompletionCall, jobs: list[Job], answer_id: str, exchange: Exchange) -> None:
         consumers = [AnswerConsumer(job.n) for job in jobs]
@@ -66,7 +74,7 @@ class CompletionEndpoint(GenerationEndpoint):
             choices=choices,
             usage=usage,
         )
-        await send_json(exchange.send, 200, reply, route_headers(consumers))
+        send_json(exchange.reply, 200, reply, exchange.route_headers(consumers))
 
     async def _run_all(self, jobs: Sequence[Job], consumers: Sequence[Consumer]) -> None:
         works = [self._edge.dispatcher.run(job, consumer) for job, consumer in zip(jobs, consumers, strict=True)]

@@ -1,4 +1,4 @@
-"""What the two generation endpoints share, as ASGI applications: admission, the body, errors, counts.
+"""What the two generation endpoints share: admission, the body, the envelope, errors, counts.
 
 Errors are in OpenAI's form, as a reply before the first byte and as an event after it.
 """
@@ -6,27 +6,40 @@ Errors are in OpenAI's form, as a reply before the first byte and as an event af
 from __future__ import annotations
 
 import abc
+import asyncio
 import logging
-import secrets
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-
-from starlette.types import Receive, Scope, Send
 
 from naru_proto.errors import Cancelled, InternalError, NaruError
 from naru_router.adapters.dispatcher import Dispatcher
 from naru_router.adapters.gate import Gate
-from naru_router.adapters.http.body import read_body, run_while_connected
-from naru_router.adapters.http.consumers import AnswerConsumer, Stopwatch, route_header
-from naru_router.adapters.http.responses import EventStream, Headers, send_error
+from naru_router.adapters.http.body import read_object
+from naru_router.adapters.http.consumers import AnswerConsumer, answer_headers
+from naru_router.adapters.http.counts import Counts
+from naru_router.adapters.http.keepalive import KeepAlive, read_keepalive
+from naru_router.adapters.http.messages import Headers, HttpRequest, Reply
+from naru_router.adapters.http.responses import EventStream, send_error
 from naru_router.adapters.jobs import JobMaker
-from naru_router.adapters.metrics import Metrics
-from naru_router.core.json_body import parse_object
+from naru_router.core.caller import ANYONE, Caller
+from naru_router.core.envelope import NO_ENVELOPE, read_envelope
 
 logger = logging.getLogger(__name__)
 
 UNKNOWN_MODEL = ""
 """Label of requests whose model was never found: names come from clients and would pile up."""
+
+
+def anyone(headers: Headers) -> Caller:
+    """Everybody is nobody in particular."""
+    return ANYONE
+
+
+def none(caller: Caller) -> Headers:
+    """No quotas, nothing to tell."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +49,62 @@ class Edge:
     jobs: JobMaker
     dispatcher: Dispatcher
     gate: Gate
-    metrics: Metrics
+    counts: Counts
     max_body_bytes: int
+    caller_of: Callable[[Headers], Caller] = anyone
+    """Who sends a request with these headers; raises NaruError where nobody may."""
+    rate_headers: Callable[[Caller], Headers] = none
+    """What is left of a caller's quotas."""
 
 
 class Exchange:
     """One request and its reply."""
 
-    def __init__(self, edge: Edge, endpoint: str, send: Send, request_id: str) -> None:
+    def __init__(self, edge: Edge, endpoint: str, request: HttpRequest, reply: Reply) -> None:
         self.edge = edge
         self.endpoint = endpoint
-        self.send = send
-        self.request_id = request_id
-        self.stream = EventStream(send)
+        self.request = request
+        self.reply = reply
+        self.stream = EventStream(reply, self.tell_quotas)
+        self.envelope = NO_ENVELOPE
         self.model = UNKNOWN_MODEL
-        self.answer_id = secrets.token_hex(12)
+        self.answer_id = os.urandom(12).hex()
         self.created_s = int(time.time())
-        self.watch = Stopwatch()
+        self._start_s = time.perf_counter()
+        self._has_first_byte = False
+
+    def elapsed_s(self) -> float:
+        """Seconds since the request came."""
+        return time.perf_counter() - self._start_s
 
     def on_first_byte(self) -> None:
-        """Notes the time to the first token."""
-        self.edge.metrics.ttft_seconds.labels(self.endpoint, self.model).observe(self.watch.elapsed_s())
+        """Notes the time to the first token of the reply; again: nothing."""
+        if self._has_first_byte:
+            return
+        self._has_first_byte = True
+        self.edge.counts.first_byte(self.endpoint, self.model, self.elapsed_s())
+
+    def kept_alive(self, is_stream: bool) -> KeepAlive:
+        """A context in which a silent stream gets comments, where the client asks for them.
+
+        Raises:
+            InvalidRequest: it asks for them in a way that makes no sense.
+        """
+        return KeepAlive(self.stream, read_keepalive(self.request.text) if is_stream else 0.0)
+
+    def tell_quotas(self) -> None:
+        """Puts what is left of the caller's quotas into the reply's head, if that has not been sent."""
+        if not self.reply.has_started:
+            for name, value in self.edge.rate_headers(self.envelope.caller):
+                self.reply.extra += b"%b: %b\r\n" % (name, value)
+
+    def route_headers(self, consumers: list[AnswerConsumer]) -> Headers:
+        """What is told of the first prompt; the others of a call are found by their counts in the metrics."""
+        self.tell_quotas()
+        first = consumers[0]
+        if first.decision is None:
+            return ()
+        return answer_headers(first.decision, first.answers_as, is_explained=self.envelope.is_explained)
 
 
 class GenerationEndpoint(abc.ABC):
@@ -67,51 +115,53 @@ class GenerationEndpoint(abc.ABC):
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
-        exchange = Exchange(self._edge, self.name, send, scope.get("naru.request_id", ""))
+    async def serve(self, request: HttpRequest, reply: Reply) -> None:
+        """Answers one request; cancelled when the client leaves."""
+        exchange = Exchange(self._edge, self.name, request, reply)
         status = "500"
         try:
-            status = await self._serve(scope, receive, exchange)
+            status = await self._serve(exchange)
+        except asyncio.CancelledError:
+            status = "499"
+            raise
         finally:
-            metrics = self._edge.metrics
-            metrics.requests.labels(self.name, exchange.model, status).inc()
-            metrics.request_seconds.labels(self.name, exchange.model).observe(exchange.watch.elapsed_s())
+            self._edge.counts.request(self.name, exchange.model, status, exchange.elapsed_s())
 
     @abc.abstractmethod
     async def answer(self, body: dict[str, object], exchange: Exchange) -> None:
         """Runs the call and sends its answer."""
 
-    async def _serve(self, scope: Scope, receive: Receive, exchange: Exchange) -> str:
-        is_body_unread = True
+    async def _serve(self, exchange: Exchange) -> str:
+        edge, request = self._edge, exchange.request
         try:
-            with self._edge.gate.admit():
-                data = await read_body(scope, receive, self._edge.max_body_bytes)
-                is_body_unread = False
-                body = parse_object(data)
-                del data
-                await run_while_connected(receive, self.answer(body, exchange))
+            with edge.gate.admit():
+                caller = edge.caller_of(request.headers)
+                body = read_object(request, edge.max_body_bytes)
+                exchange.envelope = read_envelope(
+                    request.text,
+                    caller,
+                    request.request_id,
+                    priority=body.get("priority"),
+                    cache_key=body.get("prompt_cache_key"),
+                )
+                await self.answer(body, exchange)
                 return "200"
         except Cancelled:
             return "499"
         except NaruError as exc:
-            return await _fail(exchange, exc, is_body_unread)
+            return _fail(exchange, exc)
         except Exception:
             # The top of the request: the client gets an answer, the log gets the trace, the router lives on.
-            logger.exception("request %s failed", exchange.request_id)
-            error = InternalError("the router failed on this request; its log says why")
-            return await _fail(exchange, error, is_body_unread)
+            logger.exception("request %s failed", request.request_id)
+            return _fail(exchange, InternalError("the router failed on this request; its log says why"))
 
 
-async def _fail(exchange: Exchange, error: NaruError, is_body_unread: bool) -> str:
+def _fail(exchange: Exchange, error: NaruError) -> str:
+    if exchange.reply.is_over:
+        return "500"
     if exchange.stream.has_started:
-        logger.warning("request %s failed in its stream: %s", exchange.request_id, error.message)
-        await exchange.stream.close_with_error(error)
+        logger.warning("request %s failed in its stream: %s", exchange.request.request_id, error.message)
+        exchange.stream.close_with_error(error)
         return "stream_error"
-    return str(await send_error(exchange.send, error, is_body_unread=is_body_unread))
-
-
-def route_headers(consumers: list[AnswerConsumer]) -> Headers:
-    """Where the first prompt went; the others of a call are found by their counts in the metrics."""
-    decision = consumers[0].decision
-    return [] if decision is None else [route_header(decision)]
+    exchange.tell_quotas()
+    return str(send_error(exchange.reply, error))

@@ -6,20 +6,32 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from naru_proto.errors import ModelNotFound
+from naru_proto.errors import ModelNotFound, Unauthenticated
 from naru_proto.registry import ModelRecord
 from naru_router.adapters.fleet import Fleet
 from naru_router.adapters.gate import Gate
 from naru_router.adapters.metrics import Metrics
+from naru_router.adapters.presence import Presence
 from naru_router.adapters.registry import RegistryReader
-from naru_router.core.errors import error_body
+from naru_router.adapters.tenancy.tenancy import Tenancy
+from naru_router.core.errors import error_body, error_shape
 from naru_router.core.route_map import RouteMap
 
 
 class Pages:
     """Handlers that only read."""
 
-    def __init__(self, fleet: Fleet, registry: RegistryReader, gate: Gate, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        registry: RegistryReader,
+        gate: Gate,
+        metrics: Metrics,
+        tenancy: Tenancy,
+        presence: Presence,
+    ) -> None:
+        self._tenancy = tenancy
+        self._presence = presence
         self._fleet = fleet
         self._registry = registry
         self._gate = gate
@@ -28,17 +40,22 @@ class Pages:
     async def models(self, request: Request) -> Response:
         """GET /v1/models: every name that can be asked for, aliases too."""
         route_map = self._fleet.route_map
-        cards = [_card(name, route_map.entry(name), route_map) for name in route_map.names()]
+        try:
+            caller = self._tenancy.caller_by(request.headers.get)
+        except Unauthenticated as exc:
+            return Response(error_body(exc), 401, media_type="application/json")
+        cards = [_card(name, route_map.entry(name, caller), route_map) for name in route_map.names(caller)]
         return _json(200, {"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
         route_map = self._fleet.route_map
-        name = request.path_params["model_id"]
+        # Not the matched parameter: what ends in a newline would match without it.
+        name = request.scope["path"].removeprefix("/v1/models/")
         try:
-            record = route_map.entry(name)
-        except ModelNotFound as exc:
-            return Response(error_body(exc), 404, media_type="application/json")
+            record = route_map.entry(name, self._tenancy.caller_by(request.headers.get))
+        except (ModelNotFound, Unauthenticated) as exc:
+            return Response(error_body(exc), error_shape(exc).status, media_type="application/json")
         return _json(200, _card(name, record, route_map))
 
     async def health(self, request: Request) -> Response:
@@ -75,7 +92,9 @@ class Pages:
                 for name in route_map.entries()
             },
             "workers": {"leased": len(route_map.workers), "connected": self._fleet.num_up()},
+            "routers": {"seen": self._presence.num_routers, "problem": self._presence.problem or None},
             "requests": self._gate.num_inside,
+            "tenancy": self._tenancy.status(),
         }
         return _json(200 if word == "ready" else 503, detail)
 

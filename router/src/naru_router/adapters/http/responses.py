@@ -1,72 +1,72 @@
-"""Replies as ASGI messages: JSON, OpenAI errors, and streams of server-sent events. Used by all HTTP endpoints."""
+"""Replies of the generation endpoints: JSON, OpenAI errors, and streams of server-sent events."""
 
 from __future__ import annotations
 
-from starlette.types import Send
+import time
+from collections.abc import Callable
 
 from naru_proto.errors import NaruError
+from naru_router.adapters.http.messages import Headers, Reply
 from naru_router.core.errors import error_body, error_shape
 from naru_router.core.sse import event
 
-Headers = list[tuple[bytes, bytes]]
-
-_SSE_HEADERS: Headers = [
+_JSON = (b"content-type", b"application/json")
+_SSE_HEADERS: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
-]
+)
 
 
-async def send_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
+def send_json(reply: Reply, status: int, body: bytes, headers: Headers = ()) -> None:
     """Sends a whole JSON reply."""
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [
-                (b"content-type", b"application/json"),
-                (b"content-length", b"%d" % len(body)),
-                *(headers or []),
-            ],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
+    reply.send(status, (_JSON, *headers), body)
 
 
-async def send_error(send: Send, error: NaruError, *, is_body_unread: bool = False) -> int:
+def send_error(reply: Reply, error: NaruError, headers: Headers = ()) -> int:
     """Sends an error in OpenAI's form; its status."""
     shape = error_shape(error)
-    headers: Headers = []
     if shape.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % shape.retry_after_s))
-    if is_body_unread:
-        # What is left of the body must not be taken for the next request.
-        headers.append((b"connection", b"close"))
-    await send_json(send, shape.status, error_body(error), headers)
+        headers = (*headers, (b"retry-after", b"%d" % shape.retry_after_s))
+    send_json(reply, shape.status, error_body(error), headers)
     return shape.status
 
 
 class EventStream:
-    """A streamed reply. The status line goes out with the first event, so that an error before it is a plain reply."""
+    """A streamed reply. The status line goes out with the first event, so that an error before it is a plain reply.
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.headers: Headers = list(_SSE_HEADERS)
-        """May be added to until the first write."""
-        self.has_started = False
+    Nothing here waits: a client that reads slower than the model writes is the connection's business.
+    """
 
-    async def write(self, data: bytes) -> None:
-        """Sends whole events in one write; waits while the client reads slower than the model writes."""
-        if not self.has_started:
-            self.has_started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": self.headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+    __slots__ = ("_on_start", "_reply", "headers", "last_write_s")
 
-    async def close(self) -> None:
+    def __init__(self, reply: Reply, on_start: Callable[[], None]) -> None:
+        """`on_start`: called before the head is sent, with the first event or comment."""
+        self._reply = reply
+        self._on_start = on_start
+        self.headers: list[tuple[bytes, bytes]] = []
+        """Beside those of any stream; may be added to until the first write."""
+        self.last_write_s = time.monotonic()
+        """When the client was last sent something, or the request came."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the client has seen a byte."""
+        return self._reply.has_started
+
+    def write(self, data: bytes) -> None:
+        """Sends whole events, or a comment, in one write."""
+        if not self._reply.has_started:
+            self._on_start()
+            self._reply.begin(200, (*_SSE_HEADERS, *self.headers))
+        self._reply.write(data)
+        self.last_write_s = time.monotonic()
+
+    def close(self) -> None:
         """Ends the reply."""
-        await self._send({"type": "http.response.body", "body": b""})
+        self._reply.end()
 
-    async def close_with_error(self, error: NaruError) -> None:
+    def close_with_error(self, error: NaruError) -> None:
         """Ends a started reply with an error event; no end mark, which a client could take for success."""
-        await self.write(event(error_body(error)))
-        await self.close()
+        self.write(event(error_body(error)))
+        self.close()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from naru_proto.errors import InternalError, LoadError, NaruError, Overloaded, Unavailable
 from naru_worker.adapters.engine.batch import BatchBuilder
 from naru_worker.adapters.engine.deltas import Outbox, SequenceDelta
+from naru_worker.adapters.engine.key_news import KeyNews
 from naru_worker.adapters.engine.request_output import RequestOutput, is_stopped_by_text
 from naru_worker.adapters.engine.sampling_rows import (
     RowRequest,
@@ -34,6 +35,7 @@ from naru_worker.core.memory_wait import MemoryWait
 from naru_worker.core.request import FinishReason, Request, RequestId, Sequence, SequenceState
 from naru_worker.core.scheduler import Scheduler
 from naru_worker.core.step import RowResult, SequenceOutput, StepPlan
+from naru_worker.core.step_rates import StepRates
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,8 @@ class ModelEngine:
         """
         self.stats = EngineStats(num_blocks=scheduler.kv.max_usable_blocks)
         self.kv_space = kv_space
+        self.key_news = KeyNews()
+        self._rates = StepRates()
         self._scheduler = scheduler
         self._runner = runner
         self._tokens = tokens
@@ -136,12 +140,14 @@ class ModelEngine:
             error = exc if isinstance(exc, NaruError) else InternalError(f"the request failed ({type(exc).__name__})")
             outbox.append(SequenceDelta(request.request_id, error=error, is_last=True))
             self._count_end("error")
+            self.stats.num_taken += 1
             return
         self._outputs[request.request_id] = output
         eos = self._scheduler.config.eos_token_ids
         for sequence in request.sequences:
             self._sampling[sequence] = SequenceSampling(sequence, eos)
         self._refresh_stats()
+        self.stats.num_taken += 1
 
     def cancel(self, request_id: RequestId, error: NaruError | None, outbox: Outbox) -> None:
         """Ends a request, as cancelled or with `error`; an unknown or finished one is ignored."""
@@ -164,6 +170,7 @@ class ModelEngine:
             return
         self._runner.max_wait_s = WEIGHTS_WAIT_S
         built, self._held = self._held, None
+        is_whole = built is None  # one that was held has waited for weights, and runs in pieces
         plan = None if built is None else built.plan
         try:
             if plan is None:
@@ -179,13 +186,15 @@ class ModelEngine:
         except Exception as exc:
             # The top of a step: a fault must cost the requests of this step, not all of them. Should ending them fail
             # as well, that error goes up and ends the loop.
-            outputs = self._give_up(plan, exc)
+            outputs, is_whole = self._give_up(plan, exc), False
         self._deliver(outputs, outbox)
         if plan is not None and plan.is_starved:
             self._wait_for_memory(outbox)
         else:
             now_s = self._clock()
             self.stats.step_s.observe(now_s - started_s)
+            if plan is not None and is_whole:
+                self._measure(plan, now_s - started_s)
             if self.kv_space is not None:
                 self.kv_space.last_used_s = now_s
         self._refresh_stats()
@@ -302,6 +311,11 @@ class ModelEngine:
     def _count_end(self, reason: str) -> None:
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
 
+    def _measure(self, plan: StepPlan, step_s: float) -> None:
+        num_prefill = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1 or row.is_prompt)
+        num_decodes = sum(1 for row in plan.rows if row.num_tokens == 1 and not row.is_prompt)
+        self._rates.observe(num_prefill, num_decodes, step_s)
+
     def _refresh_stats(self) -> None:
         """Copies the numbers others may read; a dozen assignments, so that nobody has to ask this thread for them."""
         stats, scheduler, counters = self.stats, self._scheduler, self._scheduler.counters
@@ -315,6 +329,11 @@ class ModelEngine:
         stats.prefix_hit_tokens = counters.prefix_hit_tokens
         stats.prefilled_tokens = counters.prefilled_tokens
         stats.generated_tokens = counters.generated_tokens
+        stats.num_waiting_tokens = scheduler.num_waiting_tokens
+        stats.prefill_tokens_per_s = self._rates.prefill_tokens_per_s
+        stats.decode_step_s = self._rates.decode_step_s
+        if kv.cache.marks.has_changes:
+            self.key_news.put(kv.cache.marks.take())
         if not scheduler.has_work:
             self._memory_wait.end()
         if self.kv_space is not None:

@@ -200,6 +200,21 @@ class ModelHub:
             await resident.changed.wait()
         self._forget(resident)
 
+    def move(self, move: events.Move) -> Progress:
+        """Brings a known model nearer or farther, by the orders there are for it; how it stands once that is under way.
+
+        Raises:
+            ModelNotFound: it is not known here.
+            InvalidRequest: an older command, or a field out of range.
+            LoadError: it can never fit.
+            Unavailable: the worker is draining, the model has requests and may be moved only without, or it fails.
+        """
+        if self.is_draining and move.tier is not Tier.COLD:
+            raise Unavailable("this worker is draining; bring the model up on another one")
+        self._apply(self._core.move(move, self._clock()))
+        self.on_change()
+        return progress_of(self._core, self._known(move.model), self._clock())
+
     def progress(self, resident: Resident) -> Progress:
         """How a model stands now, without a reason."""
         return progress_of(self._core, resident, self._clock())
@@ -311,6 +326,7 @@ class ModelHub:
             return
         again = f"; try again in {reject.retry_s:.0f} s" if reject.retry_s > 0 else ""
         error = Unavailable(f"model {reject.model!r} cannot be served here: {reject.reason}{again}", param="model")
+        error.retry_after_s = reject.retry_s
         resident = self._known(reject.model)
         for visit in resident.held:
             visit.rejected = error

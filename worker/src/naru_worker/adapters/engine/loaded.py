@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from naru_proto.registry import ModelInfoRecord
@@ -56,3 +57,18 @@ class LoadedModel:
     facts: ModelFacts
     release: Callable[[], None]
     """Gives back runner, KV and engine; blocks; the engine thread must have let go before. The weights stay hosted."""
+    posted: deque[int] = field(default_factory=deque)
+    """Prompt tokens of requests posted to the engine, the last ones; see `posted_tokens`."""
+    num_posted: int = 0
+
+    def note_posted(self, num_tokens: int) -> None:
+        """A request with so many prompt tokens is on its way to the engine. Asyncio thread only."""
+        self.posted.append(num_tokens)
+        self.num_posted += 1
+
+    def posted_tokens(self) -> int:
+        """Prompt tokens of requests that the engine has not taken yet: they are taken in order. Asyncio thread only."""
+        num_under_way = self.num_posted - self.engine.stats.num_taken
+        while len(self.posted) > max(0, num_under_way):
+            self.posted.popleft()
+        return sum(self.posted)

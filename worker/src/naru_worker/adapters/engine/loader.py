@@ -80,6 +80,9 @@ class Loader(Protocol):
     def image_usage(self) -> ImageUsage:
         """Bytes of packed images; quick, from any thread."""
 
+    def find(self, spec: ModelSpec) -> int | None:
+        """Bytes of a model's files on this machine; None: they are not here. Looks at the disk alone; blocks."""
+
     def close(self) -> None:
         """Lets go of what is kept for the next model."""
 

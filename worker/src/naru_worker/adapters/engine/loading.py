@@ -22,7 +22,7 @@ from naru_worker.adapters.engine.plain_model import prepare_plain
 from naru_worker.adapters.engine.resident import Progress
 from naru_worker.adapters.engine.sizing import merge_options
 from naru_worker.adapters.engine.wiring import EngineRoom
-from naru_worker.adapters.fetch import DEFAULT_SETTINGS, FetchedModel, FetchProgress, fetch
+from naru_worker.adapters.fetch import DEFAULT_SETTINGS, FetchedModel, FetchProgress, fetch, peek
 from naru_worker.adapters.images.errors import LoadStopped, StoreFull
 from naru_worker.adapters.images.store import ImageStore
 from naru_worker.core.residency import ModelSpec, ModelState
@@ -55,6 +55,10 @@ class DiskLoader:
         if self._store is None:
             return ImageUsage()
         return ImageUsage(self._store.budget_bytes, self._store.used_bytes())
+
+    def find(self, spec: ModelSpec) -> int | None:
+        """Bytes of a model's files on this machine; None: they are not here. An image needs them beside it."""
+        return peek(spec.uri, spec.revision, self._home, credentials=spec.credentials, settings=self._fetching)
 
     def close(self) -> None:
         """Ends the packing processes."""

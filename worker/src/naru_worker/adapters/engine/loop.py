@@ -18,6 +18,7 @@ from typing import Protocol
 
 from naru_proto.errors import NaruError
 from naru_worker.adapters.engine.deltas import Outbox
+from naru_worker.adapters.engine.key_news import KeyNews
 from naru_worker.adapters.engine.stats import EngineStats
 from naru_worker.adapters.memory.kv_space import KVReclaimer, KVSpace
 from naru_worker.core.kv_stats import KVStats
@@ -31,6 +32,8 @@ class SteppedEngine(Protocol):
     stats: EngineStats
     kv_space: KVSpace | None
     """Its KV memory, where that grows and shrinks."""
+    key_news: KeyNews
+    """Route keys that its prefix cache has gained and lost. May be taken from any thread."""
 
     @property
     def has_work(self) -> bool:

@@ -96,6 +96,10 @@ class Operations:
         """Bytes of packed images on this node."""
         return self._loader.image_usage()
 
+    def find(self, spec: ModelSpec) -> int | None:
+        """Bytes of a model's files on this machine; None: they are not here. Blocks on the disk."""
+        return self._loader.find(spec)
+
     def close(self) -> None:
         """Takes no more work; threads that are stuck are left behind."""
         self._threads.close()
@@ -156,12 +160,18 @@ class Operations:
             if resident.task is current and resident.state is ModelState.FETCHING:
                 hub.show(resident, progress)
 
+        has_moved = False
+
         def on_progress(progress: Progress) -> None:
+            nonlocal has_moved
             if stop.is_set():
                 raise Interrupted
+            has_moved |= progress.bytes_done > 0
             aio.call_soon_threadsafe(show, progress)
 
         prepared = await self._get_prepared(resident, spec, on_progress, stop)
+        if has_moved:
+            resident.fetch_s = hub.now_s() - resident.began_s
         resident.prepared, resident.prepared_spec, resident.error = prepared, spec, None
         return events.Fetched(resident.name, action.attempt, prepared.footprint)
 

@@ -68,6 +68,8 @@ class Resident:
     task: asyncio.Task[None] | None = None
     began_s: float = 0.0
     """When the operation under way began."""
+    fetch_s: float = 0.0
+    """What its last fetch or packing took that had something to do; 0: there was none."""
     num_arrivals: int = 0
     """Times its engine was loaded."""
     epoch: int = 0

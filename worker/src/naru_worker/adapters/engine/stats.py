@@ -33,7 +33,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Sums since the model was loaded, and the numbers of this instant (`num_running` to `kv_committed_bytes`)."""
+    """Sums since the model was loaded, and the numbers of this instant (`num_running` to `decode_step_s`)."""
 
     num_blocks: int
     """Usable ones, without the null block: the most there will ever be."""
@@ -43,6 +43,13 @@ class EngineStats:
     """Of the most: blocks without memory count as free."""
     kv_committed_bytes: int = 0
     """Memory the KV cache has now; 0 where it neither grows nor shrinks."""
+    num_waiting_tokens: int = 0
+    """Prompt tokens that are neither cached nor computed yet."""
+    prefill_tokens_per_s: float = 0.0
+    """Measured; see `core.step_rates`. 0: not yet."""
+    decode_step_s: float = 0.0
+    num_taken: int = 0
+    """Requests that were handed in, refused ones too. Counted once the numbers above count them."""
     num_kv_grows: int = 0
     num_kv_shrinks: int = 0
     compute_s: float = 0.0

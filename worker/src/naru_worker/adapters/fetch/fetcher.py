@@ -54,7 +54,7 @@ def fetch(
         own.require(scheme)
     job = FetchJob(home or default_home(), on_progress, own.environ(os.environ), own, settings, refresh)
     try:
-        found = _find(parsed, job)
+        found = find_or_fetch(parsed, job)
     except LoadError as exc:
         message = f"{exc.message}; {own.hint(scheme)}" if isinstance(exc, AccessRefused) else exc.message
         scrubbed = own.scrubbed(message)
@@ -66,7 +66,12 @@ def fetch(
     return found
 
 
-def _find(parsed: ModelUri, job: FetchJob) -> FetchedModel:
+def find_or_fetch(parsed: ModelUri, job: FetchJob) -> FetchedModel:
+    """By its scheme; what is here is found before anything is asked.
+
+    Raises:
+        LoadError: see `fetch`.
+    """
     if isinstance(parsed, LocalUri):
         return find_local(parsed)
     if isinstance(parsed, ClaimUri):

@@ -1,6 +1,8 @@
 """Requests alive on this worker: from a message to the engine, and from the engine's deltas to the right stream.
 
-A request for a model that is not loaded is held here while the hub brings the model up.
+A request for a model that is not loaded is held here while the hub brings the model up. Requests of one priority are
+served in the order that shares a model fairly among tenants, held ones and those in the engine alike. One whose time is
+over is ended wherever it is.
 
 Lives in the asyncio thread. Every accepted message ends in exactly one last delta on its stream, unless the stream
 itself is closed; then its requests are cancelled.
@@ -12,18 +14,29 @@ import asyncio
 import itertools
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from naru_proto.errors import InternalError, InvalidRequest, NaruError, Overloaded, Unavailable
+from naru_proto.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NaruError,
+    Overloaded,
+    Unavailable,
+)
 from naru_proto.v1 import worker_pb2
 from naru_worker.adapters.engine.deltas import Outbox, SequenceDelta
 from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.loop import EngineLoop
 from naru_worker.adapters.engine.resident import Visit
 from naru_worker.adapters.server import wire
+from naru_worker.adapters.server.prompt import Prompt, read_prompt
 from naru_worker.adapters.server.stream import DeltaStream, LiveRequest
+from naru_worker.adapters.server.terms import Terms, terms_of
+from naru_worker.core.fair_order import FairOrder, Turn
 from naru_worker.core.request import FinishReason, Request, RequestId
 from naru_worker.core.request_limits import check_prior, check_prompt_text, resolve_params
 from naru_worker.core.sampling import SamplingParams
@@ -55,9 +68,14 @@ class _Held:
 
     live: LiveRequest
     message: worker_pb2.GenerateRequest
-    arrival: int
+    turn: Turn
     params: SamplingParams
     timer: asyncio.TimerHandle
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower is sooner."""
+        return self.message.priority, self.turn.number
 
 
 class RequestBoard:
@@ -82,7 +100,10 @@ class RequestBoard:
         """By model, oldest first."""
         self._live: dict[RequestId, LiveRequest] = {}
         self._wire_ids: dict[str, LiveRequest] = {}
-        self._arrivals = itertools.count()
+        self._ids = itertools.count()
+        self._order = FairOrder()
+        self.early_tokens: Counter[str] = Counter()
+        """Prompt tokens, about, of requests that are not on their way to an engine yet, by model."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         """Set, and replaced by a fresh one, whenever a request has ended."""
@@ -94,13 +115,13 @@ class RequestBoard:
 
     def accept(self, message: worker_pb2.GenerateRequest, stream: DeltaStream) -> None:
         """Takes a request; whatever comes of it goes to `stream`. Never raises."""
-        arrival = next(self._arrivals)
         live = LiveRequest(
             wire_id=message.request_id,
-            engine_id=RequestId(str(arrival)),
+            engine_id=RequestId(str(next(self._ids))),
             stream=stream,
             arrived_s=self._loop.now_s(),
             with_token_ids=message.return_token_ids,
+            model_name=message.model,
         )
         if message.request_id in self._wire_ids:
             error = InvalidRequest(
@@ -110,9 +131,10 @@ class RequestBoard:
             stream.put(live, SequenceDelta(live.engine_id, error=error, is_last=True))
             return
         self._live[live.engine_id] = live
-        self._wire_ids[live.wire_id] = stream.live[live.wire_id] = live
+        self._wire_ids[live.wire_id] = live
+        stream.add(live)
         try:
-            self._start(live, message, arrival)
+            self._start(live, message)
         except NaruError as error:
             self._end(live, error)
 
@@ -130,7 +152,7 @@ class RequestBoard:
         for live in tuple(stream.live.values()):
             self._wire_ids.pop(live.wire_id, None)
             self._cancel(live, None)
-        stream.live.clear()
+        stream.clear()
 
     def of_model(self, model: LoadedModel) -> list[LiveRequest]:
         """Live requests of one model."""
@@ -164,7 +186,10 @@ class RequestBoard:
             live = self._live.get(delta.request_id)
             if live is None:
                 continue
+            if live.turn is not None and not live.turn.is_begun and _is_served(delta):
+                self._order.begin(live.turn)
             if delta.is_last:
+                self._settle(live, delta)
                 self._forget(live)
             live.stream.put(live, delta)
 
@@ -174,26 +199,34 @@ class RequestBoard:
         for live in tuple(self._live.values()):
             self._end(live, error)
 
-    def _start(self, live: LiveRequest, message: worker_pb2.GenerateRequest, arrival: int) -> None:
+    def _start(self, live: LiveRequest, message: worker_pb2.GenerateRequest) -> None:
         if self._death is not None:
             raise self._death
         if len(self._live) > self._max_num_requests:
             raise Overloaded(f"this worker has {self._max_num_requests} requests already; ask again later")
         wire.check_request(message)
         params = wire.sampling_from_wire(message.sampling)
+        terms = terms_of(message, params)
+        live.num_choices = params.n
         live.visit, model = self._models.arrive(message.model)
+        if live.engine_id not in self._live:
+            return  # it was rejected at once
+        self._set_early(live, terms.work.prompt_tokens)
+        turn = live.turn = self._order.enter(message.model, message.priority, terms.tenant, terms.weight, terms.work)
+        if terms.timeout_s:
+            live.timer = asyncio.get_running_loop().call_later(terms.timeout_s, self._run_out, live, terms)
         if model is not None:
-            self._admit(live, model, message, arrival, params)
-        elif live.engine_id in self._live:  # else it was rejected at once
+            self._admit(live, model, message, turn, params)
+        else:
             timer = asyncio.get_running_loop().call_later(self._hold_timeout_s, self._expire, live)
-            self._held.setdefault(message.model, {})[live.engine_id] = _Held(live, message, arrival, params, timer)
+            self._held.setdefault(message.model, {})[live.engine_id] = _Held(live, message, turn, params, timer)
 
     def start_held(self, model: LoadedModel) -> None:
-        """The model takes requests now: those that wait for it go, in the order of their arrival."""
-        for held in self._held.pop(model.name, {}).values():
+        """The model takes requests now: those that wait for it go, the most urgent first, tenants taking turns."""
+        for held in sorted(self._held.pop(model.name, {}).values(), key=lambda held: held.rank):
             held.timer.cancel()
             try:
-                self._admit(held.live, model, held.message, held.arrival, held.params)
+                self._admit(held.live, model, held.message, held.turn, held.params)
             except NaruError as error:
                 self._end(held.live, error)
 
@@ -218,39 +251,49 @@ class RequestBoard:
             ),
         )
 
+    def _run_out(self, live: LiveRequest, terms: Terms) -> None:
+        """The caller's time is over: held, waiting or running, it ends before the engine's next step."""
+        error = DeadlineExceeded(
+            f"the request was not done within the {terms.timeout_s:.3g} s that it had; give it more time"
+        )
+        if not live.is_cancelled:
+            self._cancel(live, error)
+
+    def _settle(self, live: LiveRequest, delta: SequenceDelta) -> None:
+        """Has its tenant charged for what the request took in the engine."""
+        usage = delta.usage
+        if usage is None or live.turn is None:
+            return  # it ended early: the estimate stands
+        computed = usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens
+        self._order.end(live.turn, computed, usage.completion_tokens // live.num_choices)
+
     def _admit(
         self,
         live: LiveRequest,
         model: LoadedModel,
         message: worker_pb2.GenerateRequest,
-        arrival: int,
+        turn: Turn,
         params: SamplingParams,
     ) -> None:
         live.model = model
-        text = message.text
-        if message.WhichOneof("prompt") == "token_ids":
-            self._submit(live, message, arrival, params, tuple(message.token_ids.ids))
-        elif len(text) <= INLINE_PROMPT_CHARS:
-            ids = model.tokenizer.encode(text, add_special_tokens=message.add_special_tokens)
-            self._submit(live, message, arrival, params, tuple(ids))
+        if len(message.text) <= INLINE_PROMPT_CHARS:
+            self._submit(live, message, turn, params, read_prompt(model, message))
         else:
-            check_prompt_text(len(text.encode()), model.limits)
-            task = asyncio.create_task(self._tokenize_and_submit(live, message, arrival, params))
+            check_prompt_text(len(message.text.encode()), model.limits)
+            task = asyncio.create_task(self._tokenize_and_submit(live, message, turn, params))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _tokenize_and_submit(
-        self, live: LiveRequest, message: worker_pb2.GenerateRequest, arrival: int, params: SamplingParams
+        self, live: LiveRequest, message: worker_pb2.GenerateRequest, turn: Turn, params: SamplingParams
     ) -> None:
         """Long prompts are tokenized in another thread: the tokenizer leaves the GIL, and streams go on meanwhile."""
         model = live.model
         assert model is not None
         try:
-            ids = await asyncio.to_thread(
-                model.tokenizer.encode, message.text, add_special_tokens=message.add_special_tokens
-            )
+            prompt = await asyncio.to_thread(read_prompt, model, message)
             if live.engine_id in self._live and not live.is_cancelled:
-                self._submit(live, message, arrival, params, tuple(ids))
+                self._submit(live, message, turn, params, prompt)
         except NaruError as error:
             self._end(live, error)
         except Exception as exc:
@@ -262,11 +305,11 @@ class RequestBoard:
         self,
         live: LiveRequest,
         message: worker_pb2.GenerateRequest,
-        arrival: int,
+        turn: Turn,
         params: SamplingParams,
-        prompt_token_ids: tuple[int, ...],
+        prompt: Prompt,
     ) -> None:
-        model = live.model
+        model, prompt_token_ids = live.model, prompt.token_ids
         assert model is not None
         if message.prior_revision and message.prior_revision != model.facts.revision:
             raise Unavailable(
@@ -286,13 +329,16 @@ class RequestBoard:
             prompt_token_ids=prompt_token_ids,
             params=params,
             seed=secrets.randbits(64) if params.seed is None else params.seed,
-            arrival=arrival,
+            arrival=turn.number,
             priority=message.priority,
             cache_salt=message.cache_salt,
             skip_prefix_cache=message.skip_prefix_cache,
             prior=prior,
+            marks=prompt.marks,
         )
         live.is_submitted = True
+        self._set_early(live, 0)
+        model.note_posted(len(prompt_token_ids))
         self._loop.submit(model.engine, request, live.arrived_s)
 
     def _cancel(self, live: LiveRequest, error: NaruError | None) -> None:
@@ -314,8 +360,13 @@ class RequestBoard:
 
     def _forget(self, live: LiveRequest) -> None:
         del self._live[live.engine_id]
+        self._set_early(live, 0)
         if self._wire_ids.get(live.wire_id) is live:
             del self._wire_ids[live.wire_id]
+        if live.timer is not None:
+            live.timer.cancel()
+        if live.turn is not None:
+            self._order.end(live.turn)
         if live.visit is not None:
             held = self._held.get(live.visit.model, {}).pop(live.engine_id, None)
             if held is not None:
@@ -324,6 +375,17 @@ class RequestBoard:
         self._ended.set()
         self._ended = asyncio.Event()
 
+    def _set_early(self, live: LiveRequest, num_tokens: int) -> None:
+        self.early_tokens[live.model_name] += num_tokens - live.early_tokens
+        live.early_tokens = num_tokens
+        if not self.early_tokens[live.model_name]:
+            del self.early_tokens[live.model_name]
+
     def __iter__(self) -> Iterator[LiveRequest]:
         """Live requests, oldest first."""
         return iter(tuple(self._live.values()))
+
+
+def _is_served(delta: SequenceDelta) -> bool:
+    """Whether the engine has computed something for the request; not where it only ended it."""
+    return bool(delta.token_ids) or delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)

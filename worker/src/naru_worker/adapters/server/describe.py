@@ -62,7 +62,10 @@ def describe_message(
         num_threads=identity.num_threads,
         models=[_model_message(hub, resident) for resident in hub.residents()],
         draining=hub.is_draining,
-        known=[worker_pb2.KnownModel(model=entry.name, generation=entry.generation) for entry in known],
+        known=[
+            worker_pb2.KnownModel(model=entry.name, generation=entry.generation, tier=TIERS[entry.tier])
+            for entry in known
+        ],
     )
 
 
@@ -95,7 +98,7 @@ def resident_record(hub: ModelHub, resident: Resident, unix_offset_s: float) -> 
 def worker_record(identity: WorkerIdentity, hub: ModelHub, address: str, unix_offset_s: float) -> WorkerRecord:
     """The worker as the route map shows it; `address` is where routers reach it."""
     load = load_message(hub)
-    ledger = hub.operations.bookings.ledger
+    ledger, memory = hub.operations.bookings.ledger, hub.core.memory
     residents = hub.residents()
     return WorkerRecord(
         worker_id=identity.worker_id,
@@ -108,6 +111,8 @@ def worker_record(identity: WorkerIdentity, hub: ModelHub, address: str, unix_of
         num_known=hub.num_known() - len(residents),
         budget_bytes=ledger.budget_bytes,
         used_bytes=ledger.budget_bytes - ledger.free_bytes(),
+        host_budget_bytes=memory.host_budget_bytes,
+        host_used_bytes=memory.host_bytes,
     )
 
 

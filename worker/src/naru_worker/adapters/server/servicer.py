@@ -18,6 +18,7 @@ from naru_worker.adapters.server.board import RequestBoard
 from naru_worker.adapters.server.identity import WorkerIdentity
 from naru_worker.adapters.server.status import abort, guarded, guarded_stream
 from naru_worker.adapters.server.stream import DeltaStream, LiveRequest
+from naru_worker.adapters.server.telling import Teller
 from naru_worker.core.hub import events
 from naru_worker.core.hub.model import Residency, Tier
 from naru_worker.core.residency import LoadOptions, ModelSpec
@@ -65,6 +66,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._max_unread_deltas = settings.max_unread_deltas
         self._max_frame_bytes = settings.max_message_bytes // 2
         self._streams: set[DeltaStream] = set()
+        self._teller = Teller(identity.epoch, hub, board, self._streams, loop.now_s)
 
     def finish_streams(self) -> None:
         """Ends open streams as soon as they have nothing more to say."""
@@ -98,6 +100,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> None:
         """All requests of one router. Ends when the router has closed its side and nothing is left to tell it."""
         stream = DeltaStream(self._max_unread_deltas)
+        telling = self._teller.open(stream)
         is_reading = True
 
         async def read() -> None:
@@ -106,18 +109,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 async for frame in frames:
                     for request in frame.generate:
                         self._board.accept(request, stream)
+                        stream.note_id(request.request_id)
                     self._board.cancel(frame.cancel, stream)
             finally:
                 is_reading = False
                 stream.wake()
 
         async def write() -> None:
-            await context.write(self._frame())
+            await context.write(telling.frame(is_first=True))
             reader = asyncio.ensure_future(read())
             try:
                 while stream.has_more or (is_reading and not stream.is_finishing):
-                    for part in self._parts(await stream.take()):
-                        frame = self._frame()
+                    taken = stream.take_now() if telling.has_more else await stream.take()
+                    for part in self._parts(taken) if taken else ((),) if telling.has_news else ():
+                        frame = telling.frame()
                         for live, delta in part:
                             wire.fill_delta(frame.deltas.add(), live, delta)
                         await context.write(frame)
@@ -127,7 +132,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 reader.cancel()
                 await asyncio.gather(reader, return_exceptions=True)
 
-        await self._run(stream, write, context)
+        try:
+            await self._run(stream, write, context)
+        finally:
+            self._teller.close(telling)
 
     @guarded
     async def Cancel(self, request: worker_pb2.CancelRequest, context: Any) -> worker_pb2.CancelReply:
@@ -158,10 +166,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def Unload(self, request: worker_pb2.UnloadRequest, context: Any) -> worker_pb2.UnloadReply:
         """Takes a model out of memory; returns when it is."""
         _check_model_name(request.model)
-        if not 0.0 <= request.drain_timeout_s <= 86400.0:
-            raise InvalidRequest(
-                f"drain_timeout_s is {request.drain_timeout_s}; it must be in [0, 86400]", param="drain_timeout_s"
-            )
+        _check_drain_timeout(request.drain_timeout_s)
         tier = None if request.tier == worker_pb2.TIER_UNSPECIFIED else _tier(request.tier)
         if tier is Tier.ACTIVE:
             raise InvalidRequest("tier is ACTIVE, which an unload cannot reach; name HOST or COLD", param="tier")
@@ -169,6 +174,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             events.Release(request.model, request.generation, request.fencing_token, tier, request.drain_timeout_s)
         )
         return worker_pb2.UnloadReply()
+
+    @guarded
+    async def Move(self, request: worker_pb2.MoveRequest, context: Any) -> worker_pb2.MoveReply:
+        """Brings a known model nearer or farther; returns when that is under way."""
+        _check_model_name(request.model)
+        _check_drain_timeout(request.drain_timeout_s)
+        move = events.Move(
+            request.model,
+            _tier(request.tier),
+            request.fencing_token,
+            request.only_if_idle,
+            request.drain_timeout_s,
+            request.for_request,
+        )
+        progress = self._hub.move(move)
+        return worker_pb2.MoveReply(state=describe.STATES[progress.state], eta_s=progress.eta_s)
 
     @guarded
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Any) -> worker_pb2.DescribeReply:
@@ -227,10 +248,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if part:
             yield part
 
-    def _frame(self) -> worker_pb2.WorkerFrame:
-        """An empty frame with what every frame carries."""
-        return worker_pb2.WorkerFrame(epoch=self._identity.epoch, load=describe.load_message(self._hub))
-
 
 def _tier(tier: worker_pb2.Tier) -> Tier:
     found = _TIERS.get(tier)
@@ -258,6 +275,11 @@ def _residency(message: worker_pb2.Residency) -> Residency:
 def _check_seconds(name: str, value: float) -> None:
     if not 0.0 <= value <= _MAX_SECONDS:
         raise InvalidRequest(f"{name} is {value}; it must be in [0, {_MAX_SECONDS:.0f}]", param=name)
+
+
+def _check_drain_timeout(value: float) -> None:
+    if not 0.0 <= value <= 86400.0:
+        raise InvalidRequest(f"drain_timeout_s is {value}; it must be in [0, 86400]", param="drain_timeout_s")
 
 
 def _check_model_name(name: str) -> None:

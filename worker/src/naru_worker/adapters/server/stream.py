@@ -13,7 +13,11 @@ from naru_proto.errors import Overloaded
 from naru_worker.adapters.engine.deltas import SequenceDelta
 from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.resident import Visit
+from naru_worker.core.fair_order import Turn
 from naru_worker.core.request import RequestId
+
+MAX_ID_CHARS = 256
+"""Of a request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,13 +31,22 @@ class LiveRequest:
     stream: DeltaStream
     arrived_s: float
     with_token_ids: bool
+    model_name: str = ""
+    """As it was asked for."""
     visit: Visit | None = None
     """Its stay at a model, once the model was known."""
     model: LoadedModel | None = None
     """None while it waits for it."""
     is_submitted: bool = False
     """The engine has it and will send its last delta."""
+    early_tokens: int = 0
+    """Of its prompt, about, until it is on its way to the engine."""
     is_cancelled: bool = False
+    turn: Turn | None = None
+    """Its place among the requests of its model."""
+    timer: asyncio.TimerHandle | None = None
+    """Ends it when its time is over."""
+    num_choices: int = 1
     untold_revision: str = ""
     """Of its model; the first delta tells it, to whom may want to go on elsewhere."""
     first_prompt_token_id: int | None = None
@@ -54,6 +67,10 @@ class DeltaStream:
         self._overflowed = asyncio.Event()
         self.live: dict[str, LiveRequest] = {}
         """Requests whose last delta was not put here yet, by wire id."""
+        self.counts: dict[str, int] = {}
+        """How many of them ask for a model, by its name."""
+        self.last_request_id = ""
+        """Wire id of the newest request that came here; empty: none, or one too long to be taken."""
         self.is_closed = False
         """Nobody reads any more."""
         self.is_finishing = False
@@ -64,10 +81,25 @@ class DeltaStream:
         """Whether something is to be written, or will be."""
         return bool(self._pending or self.live)
 
+    def add(self, request: LiveRequest) -> None:
+        """A request that came here begins; its last delta ends it."""
+        self.live[request.wire_id] = request
+        self.counts[request.model_name] = self.counts.get(request.model_name, 0) + 1
+
+    def note_id(self, wire_id: str) -> None:
+        """A request has come here, taken or refused; ids that are refused for their length are not kept."""
+        self.last_request_id = wire_id if len(wire_id) <= MAX_ID_CHARS else ""
+
+    def clear(self) -> None:
+        """Forgets all requests: nobody waits for their last deltas."""
+        self.live.clear()
+        self.counts.clear()
+
     def put(self, request: LiveRequest, delta: SequenceDelta) -> None:
         """Adds output; drops it when the stream is closed or full."""
         if delta.is_last and self.live.get(request.wire_id) is request:
             del self.live[request.wire_id]
+            self._uncount(request.model_name)
         if self.is_closed or self._overflowed.is_set():
             return
         if len(self._pending) >= self._max_unread:
@@ -89,6 +121,10 @@ class DeltaStream:
     async def take(self) -> list[tuple[LiveRequest, SequenceDelta]]:
         """All unread output, after waiting for some; empty when only woken."""
         await self._ready.wait()
+        return self.take_now()
+
+    def take_now(self) -> list[tuple[LiveRequest, SequenceDelta]]:
+        """All unread output, if any."""
         self._ready.clear()
         taken, self._pending = self._pending, []
         return taken
@@ -110,3 +146,9 @@ class DeltaStream:
             for task in (writer, overflow):
                 task.cancel()
             await asyncio.gather(writer, overflow, return_exceptions=True)
+
+    def _uncount(self, model: str) -> None:
+        if self.counts[model] > 1:
+            self.counts[model] -= 1
+        else:
+            del self.counts[model]

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from naru_proto.errors import InternalError, InvalidRequest, NaruError
+from naru_proto.route_keys import unpack_keys
 from naru_proto.v1 import inference_pb2, worker_pb2
 from naru_worker.adapters.engine.deltas import SequenceDelta
-from naru_worker.adapters.server.stream import LiveRequest
+from naru_worker.adapters.server.stream import MAX_ID_CHARS, LiveRequest
 from naru_worker.core.request import FinishReason, PriorOutput
 from naru_worker.core.sampling import SamplingParams
 from naru_worker.core.step import PositionLogprobs, TokenLogprob
@@ -41,7 +42,6 @@ _SCALARS = (
     "logprobs",
     "prompt_logprobs",
 )
-MAX_REQUEST_ID_CHARS = 256
 LOGPROB_BYTES = 96
 """Of one log probability on the wire: id, text and bytes of a token, rank, value, tags."""
 DELTA_BYTES = 512
@@ -72,9 +72,9 @@ def check_request(message: worker_pb2.GenerateRequest) -> None:
     """
     if not message.request_id:
         raise InvalidRequest("request_id is empty; name the request", param="request_id")
-    if len(message.request_id) > MAX_REQUEST_ID_CHARS:
+    if len(message.request_id) > MAX_ID_CHARS:
         raise InvalidRequest(
-            f"request_id has {len(message.request_id)} characters; at most {MAX_REQUEST_ID_CHARS} are allowed",
+            f"request_id has {len(message.request_id)} characters; at most {MAX_ID_CHARS} are allowed",
             param="request_id",
         )
     if not message.model:
@@ -83,6 +83,21 @@ def check_request(message: worker_pb2.GenerateRequest) -> None:
         raise InvalidRequest("the request has no prompt; set text or token_ids", param="prompt")
     if message.adapter:
         raise InvalidRequest(f"adapter is {message.adapter!r}; this worker serves base models only", param="adapter")
+    unpack_keys(message.route_keys)
+    _check_shared_part(message)
+
+
+def _check_shared_part(message: worker_pb2.GenerateRequest) -> None:
+    num_bytes = message.shared_prefix_bytes
+    if not num_bytes:
+        return
+    # Of token ids nothing is shared: no part of them was seen as a text.
+    most = len(message.text.encode()) if message.WhichOneof("prompt") == "text" else 0
+    if not 0 <= num_bytes <= most:
+        raise InvalidRequest(
+            f"shared_prefix_bytes is {num_bytes}; it must be in [0, {most}], the bytes of the text",
+            param="shared_prefix_bytes",
+        )
 
 
 def prior_from_wire(message: worker_pb2.GenerateRequest) -> tuple[PriorOutput, ...]:
@@ -133,6 +148,7 @@ def fill_error(out: worker_pb2.Error, error: NaruError) -> None:
     out.message = error.message
     out.param = error.param
     out.retryable = error.retryable
+    out.retry_after_s = error.retry_after_s
 
 
 def check_answer_size(num_prompt_tokens: int, params: SamplingParams, max_message_bytes: int) -> None:

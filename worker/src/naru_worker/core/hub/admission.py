@@ -144,4 +144,6 @@ def _reason_to_come(record: Record) -> str:
         return f"{entry.num_held} requests wait for it"
     if record.is_demanded:
         return "a request came for it"
+    if record.is_moved:
+        return f"it is moved to tier {record.goal.name}"
     return f"generation {entry.generation} asks for it at tier {entry.tier.name}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 
-from naru_proto.errors import InvalidRequest, StaleCommand
-from naru_worker.core.hub.events import Ask, Release
+from naru_proto.errors import InvalidRequest, ModelNotFound, StaleCommand, Unavailable
+from naru_worker.core.hub.events import Ask, Move, Release
 from naru_worker.core.hub.model import ModelEntry, Residency, Tier
+from naru_worker.core.hub.records import Record
 
 
 def check_ask(entry: ModelEntry | None, generation_spec: Hashable, ask: Ask) -> None:
@@ -43,17 +44,53 @@ def check_release(entry: ModelEntry | None, release: Release) -> None:
         InvalidRequest: a field is out of range.
     """
     _check_numbers(release.model, release.generation, release.fencing_token)
-    if not release.drain_timeout_s >= 0.0:
-        raise InvalidRequest(
-            f"drain_timeout_s of model {release.model!r} is {release.drain_timeout_s!r}; it must be at least 0",
-            param="drain_timeout_s",
-        )
+    _check_drain_timeout(release.model, release.drain_timeout_s)
     if release.tier is Tier.ACTIVE:
         raise InvalidRequest(
             f"the release of model {release.model!r} names tier ACTIVE; it may go to HOST or COLD, or be forgotten",
             param="tier",
         )
     _refuse_stale(entry, release.model, release.generation, release.fencing_token)
+
+
+def check_move(record: Record | None, move: Move, now_s: float) -> Record:
+    """The record of a model that may be moved.
+
+    Raises:
+        ModelNotFound: nothing is known to load under this name.
+        StaleCommand: a newer fencing token was seen.
+        InvalidRequest: a field is out of range.
+        Unavailable: it has requests and may be moved only without, is pinned, or its loads fail.
+    """
+    if record is None or not record.entry.is_wanted:
+        raise ModelNotFound(f"model {move.model!r} is not known to this worker: tell it of the model first")
+    entry = record.entry
+    _check_numbers(move.model, 0, move.fencing_token)
+    _check_drain_timeout(move.model, move.drain_timeout_s)
+    _refuse_stale(entry, move.model, entry.generation, move.fencing_token)
+    num_requests = entry.num_in_flight + entry.num_held
+    if move.tier < record.near:
+        if entry.residency.pinned and entry.tier is Tier.ACTIVE:
+            raise Unavailable(f"model {move.model!r} is pinned here by its orders; only another order takes it down")
+        if move.only_if_idle and num_requests:
+            raise Unavailable(
+                f"model {move.model!r} has {num_requests} requests in flight and was to be moved to tier "
+                f"{move.tier.name} only without; try again when they have ended"
+            )
+    elif record.is_failed and not record.is_without_room and now_s < entry.retry_at_s and move.tier > Tier.COLD:
+        raise Unavailable(
+            f"model {move.model!r} failed here and is tried again in {entry.retry_at_s - now_s:.3g} s at the earliest: "
+            f"{entry.error}"
+        )
+    return record
+
+
+def _check_drain_timeout(model: str, drain_timeout_s: float) -> None:
+    if not drain_timeout_s >= 0.0:
+        raise InvalidRequest(
+            f"drain_timeout_s of model {model!r} is {drain_timeout_s!r}; it must be at least 0",
+            param="drain_timeout_s",
+        )
 
 
 def _check_numbers(model: str, generation: int, fencing_token: int) -> None:

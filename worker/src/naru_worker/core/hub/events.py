@@ -41,6 +41,21 @@ class Release:
     """Running requests may finish for this long."""
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Somebody wants a known model nearer or farther, by the orders there are for it: those stay as they are."""
+
+    model: str
+    tier: Tier
+    fencing_token: int = 0
+    only_if_idle: bool = False
+    """A move down is refused while it has requests, waiting ones included."""
+    drain_timeout_s: float = 0.0
+    """A move down: running requests may finish for this long."""
+    for_request: bool = False
+    """As in Ask."""
+
+
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 

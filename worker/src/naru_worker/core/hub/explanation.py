@@ -50,9 +50,11 @@ def _wish(state: HubState, record: Record) -> Iterator[str]:
     yield (
         f"Generation {entry.generation} asks for tier {entry.tier.name}" + "".join(f", {each}" for each in traits) + "."
     )
-    if record.wanted > entry.tier:
+    if record.is_moved and record.goal is not entry.tier:
+        yield f"It was moved to tier {record.goal.name} since, as its load or the room on other workers asked for."
+    if record.wanted > max(entry.tier, record.goal):
         yield f"It is wanted at tier {record.wanted.name} because requests came for it."
-    elif record.wanted < entry.tier and not record.is_failed:
+    elif record.wanted < entry.tier and not record.is_failed and not record.is_moved:
         yield f"It rests at tier {record.wanted.name} by the worker's own decision; the next request brings it up."
     if entry.loaded_spec is not None and record.is_other_copy:
         yield "What is in memory is an older copy, which leaves first."

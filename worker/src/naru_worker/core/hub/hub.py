@@ -19,12 +19,13 @@ from naru_proto.errors import LoadError
 from naru_worker.core.hub import explanation, orders, results, wakes
 from naru_worker.core.hub.actions import Action
 from naru_worker.core.hub.admission import begin_fetches, begin_loads
-from naru_worker.core.hub.commands import check_ask, check_release
+from naru_worker.core.hub.commands import check_ask, check_move, check_release
 from naru_worker.core.hub.config import HubConfig
 from naru_worker.core.hub.events import (
     Ask,
     BytesReturned,
     KVChanged,
+    Move,
     Release,
     RequestArrived,
     RequestEnded,
@@ -36,7 +37,7 @@ from naru_worker.core.hub.failures import never_fits, retry_due, retry_without_r
 from naru_worker.core.hub.memory import MemoryView
 from naru_worker.core.hub.model import ModelEntry, Tier
 from naru_worker.core.hub.movement import advance
-from naru_worker.core.hub.records import Place
+from naru_worker.core.hub.records import Place, Record
 from naru_worker.core.hub.room import sweep
 from naru_worker.core.hub.state import HubState
 
@@ -62,11 +63,8 @@ class Hub:
             check_ask(None, None, ask)
         else:
             check_ask(record.entry, record.generation_spec, ask)
-            footprint = record.entry.footprint
-            if footprint is not None and record.footprint_spec == ask.spec and ask.tier is Tier.ACTIVE:
-                never = never_fits(footprint, state.config.budget_bytes)
-                if never:
-                    raise LoadError(f"model {ask.model!r} is refused: {never}")
+            if record.footprint_spec == ask.spec and ask.tier is Tier.ACTIVE:
+                self._refuse_what_never_fits(record)
         self._set_time(now_s)
         orders.apply_ask(state, orders.record_to_ask(state, ask), ask)
         return self._settle()
@@ -87,6 +85,24 @@ class Hub:
                 return ()
             record = state.add(release.model)
         orders.apply_release(state, record, release)
+        return self._settle()
+
+    def move(self, move: Move, now_s: float) -> tuple[Action, ...]:
+        """Somebody wants a known model nearer or farther; the orders for it stay. What is refused changes nothing.
+
+        Raises:
+            ModelNotFound: nothing is known to load under this name.
+            StaleCommand: a newer fencing token was seen.
+            InvalidRequest: a field is out of range.
+            Unavailable: it has requests and may be moved only without, or its loads fail.
+            LoadError: it is known that the model can never fit; the message has the numbers.
+        """
+        state = self._state
+        record = check_move(state.records.get(move.model), move, max(state.now_s, now_s))
+        if move.tier is Tier.ACTIVE:
+            self._refuse_what_never_fits(record)
+        self._set_time(now_s)
+        orders.apply_move(state, record, move)
         return self._settle()
 
     def handle(self, event: Result, now_s: float) -> tuple[Action, ...]:
@@ -147,6 +163,12 @@ class Hub:
     def memory(self) -> MemoryView:
         """Budget and what is booked of it."""
         return self._state.memory.view()
+
+    def _refuse_what_never_fits(self, record: Record) -> None:
+        footprint = record.entry.footprint
+        never = "" if footprint is None else never_fits(footprint, self._state.config.budget_bytes)
+        if never:
+            raise LoadError(f"model {record.name!r} is refused: {never}")
 
     def _set_time(self, now_s: float) -> None:
         self._state.now_s = max(self._state.now_s, now_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from naru_proto.errors import InvalidRequest
-from naru_worker.core.hub.events import Ask, Release
+from naru_worker.core.hub.events import Ask, Move, Release
 from naru_worker.core.hub.failures import clear_failure
 from naru_worker.core.hub.model import Residency, Tier
 from naru_worker.core.hub.movement import advance, reject_held
@@ -57,6 +57,7 @@ def apply_ask(state: HubState, record: Record, ask: Ask) -> None:
             state.place(record, Place.NONE)
     if not is_known or is_lowered or ask.tier > record.goal:
         record.goal = ask.tier
+        record.moved = None
     if ask.tier is Tier.ACTIVE:
         record.drain_deadline_s = math.inf
     if ask.for_request:
@@ -64,11 +65,7 @@ def apply_ask(state: HubState, record: Record, ask: Ask) -> None:
         entry.last_used_s = state.now_s
     state.rank_in_host(record)
     record.wait_reason = ""
-    if record.is_failed:
-        is_over = not record.is_without_room and state.now_s >= entry.retry_at_s and record.goal > Tier.COLD
-        if is_newer or is_other or is_over:
-            clear_failure(state, record, is_forgotten=is_newer or is_other)
-        state.has_room_changed |= record.is_without_room
+    _look_at_failure(state, record, is_forgotten=is_newer or is_other)
     advance(state, record, f"generation {ask.generation} asks for it at tier {ask.tier.name}")
     state.rerank(record)
 
@@ -88,6 +85,7 @@ def apply_release(state: HubState, record: Record, release: Release) -> None:
         state.index_pin(record)
         clear_failure(state, record, is_forgotten=True)
     record.goal = entry.tier = Tier.COLD if tier is None else tier
+    record.moved = None
     record.is_for_request = False
     record.wait_reason = ""
     state.rank_in_host(record)
@@ -95,3 +93,41 @@ def apply_release(state: HubState, record: Record, release: Release) -> None:
     why = f"generation {release.generation} released it" + ("" if tier is None else f" to tier {tier.name}")
     reject_held(state, record, f"model {record.name!r}: {why}", 0.0 if tier is None else _RELEASED_RETRY_S)
     advance(state, record, why)
+
+
+def apply_move(state: HubState, record: Record, move: Move) -> None:
+    """Sets out for another tier; what was asked for (generation, spec, tier, residency) stays as it is.
+
+    So an order that is told again later changes nothing, and a copy that fails goes back to where it was ordered.
+    """
+    entry = record.entry
+    is_down = move.tier < record.near
+    entry.fencing_token = max(entry.fencing_token, move.fencing_token)
+    record.goal = record.moved = move.tier
+    record.wait_reason = ""
+    why = f"it is moved to tier {move.tier.name}"
+    if is_down:
+        record.is_for_request = False
+        record.drain_deadline_s = state.now_s + move.drain_timeout_s
+        state.has_room_changed = True
+        reject_held(state, record, f"model {record.name!r}: {why}", _RELEASED_RETRY_S)
+    else:
+        if move.tier is Tier.ACTIVE:
+            record.drain_deadline_s = math.inf
+        if move.for_request:
+            record.is_for_request = True
+            entry.last_used_s = state.now_s
+        _look_at_failure(state, record, is_forgotten=False)
+    state.rank_in_host(record)
+    advance(state, record, why)
+    state.rerank(record)
+
+
+def _look_at_failure(state: HubState, record: Record, *, is_forgotten: bool) -> None:
+    """A failed model is tried again where its pause is over, or the order is another one."""
+    if not record.is_failed:
+        return
+    is_over = not record.is_without_room and state.now_s >= record.entry.retry_at_s and record.goal > Tier.COLD
+    if is_forgotten or is_over:
+        clear_failure(state, record, is_forgotten=is_forgotten)
+    state.has_room_changed |= record.is_without_room

@@ -72,6 +72,8 @@ class Record:
 
     goal: Tier = Tier.COLD
     """Where it goes and rests without requests: the last asked tier, or where the hub itself put it since."""
+    moved: Tier | None = None
+    """Where a move has put it since the last order; None: nowhere."""
     is_demanded: bool = False
     """A request has come that found it not serving; it is brought up even when that request leaves."""
     is_for_request: bool = False
@@ -130,6 +132,17 @@ class Record:
         if self.entry.spec is None:
             return Tier.COLD
         return Tier.ACTIVE if self.entry.num_held or self.is_demanded else self.goal
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether it goes where a move has put it, not where it was ordered."""
+        return self.moved is not None and self.goal is self.moved
+
+    @property
+    def near(self) -> Tier:
+        """How near to the engine it is, or is on its way to: what is below takes it down."""
+        here = Tier.ACTIVE if self.is_serving else Tier.HOST if self.place is Place.HOST else Tier.COLD
+        return max(self.wanted, here)
 
     @property
     def is_other_copy(self) -> bool:

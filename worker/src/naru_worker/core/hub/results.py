@@ -219,4 +219,5 @@ def _unloaded(state: HubState, record: Record, event: Unloaded) -> None:
             f"its last unload did not return {event.unreturned_bytes} bytes: {event.error or 'no reason was told'}"
         )
     state.has_room_changed = True
-    advance(state, record, f"it was unloaded at tier {record.entry.tier.name}")
+    tier = record.goal if record.is_moved else record.entry.tier
+    advance(state, record, f"it was unloaded at tier {tier.name}")

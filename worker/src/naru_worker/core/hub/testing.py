@@ -32,6 +32,7 @@ from naru_worker.core.hub.events import (
     HostReached,
     KVChanged,
     Loaded,
+    Move,
     NoRoom,
     Release,
     RequestArrived,
@@ -43,7 +44,7 @@ from naru_worker.core.hub.events import (
 )
 from naru_worker.core.hub.eviction import VictimChooser, choose_victims
 from naru_worker.core.hub.hub import Hub
-from naru_worker.core.hub.model import Footprint
+from naru_worker.core.hub.model import Footprint, Tier
 from naru_worker.core.hub.testing_memory import Body, Chance, Luck, VirtualMemory
 from naru_worker.core.residency import ModelState
 
@@ -83,6 +84,12 @@ class VirtualWorker(VirtualMemory):
         """A command; refusals come out as they are."""
         actions = self.hub.release(release, self.now_s)
         self._body(release.model).was_released = True
+        self._carry_out(actions)
+
+    def move(self, move: Move) -> None:
+        """A command; refusals come out as they are."""
+        actions = self.hub.move(move, self.now_s)
+        self._body(move.model).was_released |= move.tier is not Tier.ACTIVE
         self._carry_out(actions)
 
     def request(self, model: str, duration_s: float | None = None) -> int:

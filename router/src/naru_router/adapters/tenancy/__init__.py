@@ -1,0 +1,1 @@
+"""Tenants: who asks, what they may see, what they share, how much they may use."""

@@ -1,0 +1,1 @@
+"""One gRPC stream over one HTTP/2 connection, without I/O."""

@@ -1,0 +1,1 @@
+"""Which of the workers that have a model ready gets a request."""
