@@ -1,6 +1,6 @@
 """The router beside vLLM's and SGLang's: ``make bench-router`` runs ``python -m bench.router``.
 
-One fake backend on one core, one router at a time and a compiled load generator on the other, all in one run. README.md
+One fake backend on one core, the routers in turns and a compiled load generator on the other, all in one run. README.md
 in `bench` says how to read the figures.
 """
 
@@ -11,7 +11,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -72,15 +72,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _measure_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Figures]:
     programs, cores = build(), stand.pick_cores()
-    routers = {}
-    with stand.backend(programs.backend, cores) as behind:
+    with stand.backend(programs.backend, cores) as behind, ExitStack() as running:
+        targets = []
         for name in names:
-            print(f"measuring {name}", flush=True)
-            growth = options.requests if name == "naru" else 0
-            with _target(name, behind, cores) as target:
-                effort = Effort(options.seconds, options.rounds, growth)
-                routers[name] = measure(programs.load, cores, target, effort)
-    return routers
+            print(f"starting {name}", flush=True)
+            targets.append(running.enter_context(_target(name, behind, cores)))
+        print("measuring", flush=True)
+        return measure(programs.load, cores, targets, Effort(options.seconds, options.rounds, options.requests))
 
 
 def _target(name: str, behind: Backend, cores: Cores) -> AbstractContextManager[Target]:

@@ -1,8 +1,9 @@
-"""What is measured of one router. Called by `bench.router`, one router after another."""
+"""What is measured of each router. Called by `bench.router`."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,6 @@ PLAIN = Chat(tokens=1)
 STREAM = Chat(tokens=512, stream=True)
 """Long, so that a router which stalls once a stream is not measured by that alone."""
 LONG_PLAIN = Chat(tokens=128)
-ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +52,25 @@ class Figures:
     shots: dict[str, list[dict[str, float]]]
 
 
-def measure(load: Path, cores: Cores, target: Target, effort: Effort) -> Figures:
-    """All figures of a router, or of the backend itself.
+def measure(load: Path, cores: Cores, targets: Sequence[Target], effort: Effort) -> dict[str, Figures]:
+    """All figures of all routers, by name. They take turns in each round, so that what else the machine does meets all.
 
     Raises:
         PartError: an answer was wrong.
     """
-    run = _Run(load, cores, target, effort)
-    run.shoot("warm up", PLAIN, seconds=min(1.0, effort.seconds))
+    runs = [_Run(load, cores, target, effort) for target in targets]
+    for run in runs:
+        run.shoot("warm up", PLAIN, seconds=min(1.0, effort.seconds))
     for _ in range(effort.rounds):
-        run.shoot("plain", PLAIN)
-        run.shoot("stream", STREAM)
-        run.shoot("long plain", LONG_PLAIN)
-        run.shoot("one", PLAIN, connections=1)
-    peak = run.median("plain", "requests_per_s")
+        for run in runs:
+            run.shoot("plain", PLAIN)
+            run.shoot("stream", STREAM)
+            run.shoot("long plain", LONG_PLAIN)
+            run.shoot("one", PLAIN, connections=1)
     for _ in range(effort.rounds):
-        run.shoot("half peak", PLAIN, rate=peak / 2)
-    growth = run.growth()
-    return Figures(
-        plain_per_s=peak,
-        stream_tokens_per_s=run.median("stream", "tokens_per_s"),
-        long_plain_tokens_per_s=run.median("long plain", "tokens_per_s"),
-        one_p50_s=run.median("one", "p50_s"),
-        half_peak_p99_s=run.median("half peak", "p99_s"),
-        first_token_p50_s=run.median("stream", "first_p50_s"),
-        cpu_per_plain_s=run.cpu_per("plain", "requests"),
-        cpu_per_token_s=run.cpu_per("stream", "tokens"),
-        rss_growth_bytes=growth,
-        rss_bytes=target.rss_bytes() if target.process is not None else 0,
-        shots={name: [dataclasses.asdict(shot) for shot in shots] for name, shots in run.shots.items()},
-    )
+        for run in runs:
+            run.shoot("half peak", PLAIN, rate=run.median("plain", "requests_per_s") / 2)
+    return {run.name: run.figures() for run in runs}
 
 
 class _Run:
@@ -94,6 +83,26 @@ class _Run:
         self._effort = effort
         self.shots: dict[str, list[Shot]] = {}
         self._cpu_s: dict[str, float] = {}
+
+    @property
+    def name(self) -> str:
+        return self._target.name
+
+    def figures(self) -> Figures:
+        growth = self.growth() if self.name == "naru" else None
+        return Figures(
+            plain_per_s=self.median("plain", "requests_per_s"),
+            stream_tokens_per_s=self.median("stream", "tokens_per_s"),
+            long_plain_tokens_per_s=self.median("long plain", "tokens_per_s"),
+            one_p50_s=self.median("one", "p50_s"),
+            half_peak_p99_s=self.median("half peak", "p99_s"),
+            first_token_p50_s=self.median("stream", "first_p50_s"),
+            cpu_per_plain_s=self.cpu_per("plain", "requests"),
+            cpu_per_token_s=self.cpu_per("stream", "tokens"),
+            rss_growth_bytes=growth,
+            rss_bytes=self._target.rss_bytes() if self._target.process is not None else 0,
+            shots={name: [dataclasses.asdict(shot) for shot in shots] for name, shots in self.shots.items()},
+        )
 
     def shoot(
         self,

@@ -255,7 +255,8 @@ async def test_a_request_for_a_model_that_is_up_sends_redis_nothing(own: Rig, te
         listener.cancel()
     assert set(loaded) <= quiet, "no command that requests are the reason for"
     exchanges = sum(count for command, count in seen.items() if command.startswith("EVALSHA"))
-    assert exchanges < 50, "shares are taken ahead of use, for many requests at once"
+    # Two quotas for each of the hundred would be 200; how many fewer depends on how fast they come.
+    assert exchanges < 150, "shares are taken ahead of use, for many requests at once"
 
 
 async def is_read_after(seen: Counter[str]) -> bool:

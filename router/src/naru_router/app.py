@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -48,6 +49,8 @@ from naru_router.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+FIRST_MAP_S = 1.0
+"""Connections that come before the route map was read first wait for it, up to so long."""
 STOP_GRACE_S = 2.0
 """For the last bytes of requests that were ended at the drain deadline."""
 _WILDCARDS = ("0.0.0.0", "::", "")
@@ -101,9 +104,12 @@ class App:
             raise SettingsError(str(exc)) from exc
         self.http_port = listeners[0].getsockname()[1]
         self.grpc_port = self._grpc.port
+        self._tasks = [asyncio.ensure_future(run()) for run in self._services.values()]
+        with contextlib.suppress(TimeoutError):  # a Redis that hangs: readiness says so
+            async with asyncio.timeout(FIRST_MAP_S):
+                await self.registry.has_tried.wait()
         await self._http.start(listeners)
-        self._tasks = [asyncio.create_task(self._http.wait(), name="http")]
-        self._tasks += [asyncio.ensure_future(run()) for run in self._services.values()]
+        self._tasks.append(asyncio.create_task(self._http.wait(), name="http"))
         await self._grpc.set_serving(True)
 
     async def wait(self) -> None:

@@ -55,7 +55,7 @@ class Fleet:
     """Links by worker id."""
 
     def __init__(self, *, id_prefix: str, metrics: Metrics, news: News | None = None) -> None:
-        self.route_map = RouteMap()
+        self.route_map = RouteMap(is_read=False)
         self.seed = b""
         """Of hash rings; the same in all routers of an installation. Empty until the first reading."""
         self.news = news or News()

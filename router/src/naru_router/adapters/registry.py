@@ -72,6 +72,8 @@ class RegistryReader:
         self._poll_interval_s = poll_interval_s
         self._listener = listener
         self._metrics = metrics
+        self.has_tried = asyncio.Event()
+        """Set once the first reading has worked or failed."""
         self._hint = asyncio.Event()
         self._infos: dict[str, ModelInfoRecord] = {}
         self._remembered: dict[str, RememberedInfo] = {}
@@ -111,6 +113,7 @@ class RegistryReader:
             while True:
                 self._hint.clear()
                 await self._read_once()
+                self.has_tried.set()
                 with contextlib.suppress(TimeoutError):  # the poll
                     async with asyncio.timeout(self._poll_interval_s):
                         await self._hint.wait()

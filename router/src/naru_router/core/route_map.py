@@ -74,6 +74,8 @@ class RouteMap:
     """By model: what a copy takes, as measured."""
     nodes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Labels by node, where they are told."""
+    is_read: bool = True
+    """False: nothing was read yet, so that nothing is known, not even that a model does not exist."""
 
     @cached_property
     def _by_name(self) -> dict[str, ModelRecord]:
@@ -177,10 +179,13 @@ class RouteMap:
 
         Raises:
             ModelNotFound: listing the names the caller may know of. One that is hidden does not exist.
+            Unavailable: nothing was read yet.
         """
         model = self._by_name.get(name)
         if model is not None and may_use(caller, model):
             return model
+        if not self.is_read:
+            raise Unavailable("this router has not read which models there are yet; send the request again")
         names = self.names(caller)
         more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
         known = ", ".join(names[:MAX_NAMES_SHOWN]) + more if names else "none yet"
