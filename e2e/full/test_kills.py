@@ -84,7 +84,7 @@ def test_a_killed_api_server_is_not_noticed_by_those_who_ask(served: Installatio
         load.wait_for(8)
     assert load.failures(expected) == []
     # The operator watches again: a change is carried out.
-    served.apply(model(SMOLLM2, replicas={"min": 1}))
+    served.apply(model(SMOLLM2, replicas={"min": 1, "max": 1}))
     served.cluster.wait_for(
         lambda: served.get("md", SMOLLM2)["status"]["replicas"]["ready"] == 1, 120, "one copy, as asked since"
     )

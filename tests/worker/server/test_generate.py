@@ -91,7 +91,8 @@ async def test_every_frame_carries_epoch_and_load_from_the_first_on() -> None:
         first = await router.read()
         described = await worker.stub.Describe(worker_pb2.DescribeRequest())
         assert first.epoch == described.epoch != ""
-        await router.send(*(ask(f"r{i}", max_tokens=20) for i in range(4)))
+        # Long enough for the numbers to be looked at meanwhile, which happens every few milliseconds.
+        await router.send(*(ask(f"r{i}", max_tokens=200) for i in range(4)))
         await router.finish("r0", "r1", "r2", "r3")
         assert {frame.epoch for frame in router.frames} == {first.epoch}
         assert max(frame.load.num_running for frame in router.frames) == 4
