@@ -49,7 +49,7 @@ def _text(rng: random.Random, num_words: int) -> str:
 
 class Oracle:
     """What a router could get that knows all caches, if nothing ever left them: the longest beginning that any earlier
-    request had, in whole blocks, which is what caches hold. No router can do better. Mutable.
+    request had, in whole blocks, which is what caches hold. Reckoned in characters: off by a point or two. Mutable.
     """
 
     def __init__(self) -> None:
