@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from naru_router.core.tenancy.cache_scope import common_prefix
+
 WORDS = (
     "the river port keeps small boats that carry grain salt iron and letters between two towns on either bank while "
     "clerks write down who paid which toll and when the water rose above the third mark of the old stone pier because "
@@ -59,7 +61,7 @@ class Oracle:
 
     def ask(self, prompt: str, num_tokens: int) -> None:
         """Counts a request, in the order in which they were sent, and remembers its prompt."""
-        longest = max((_common(prompt, other) for other in self._seen), default=0)
+        longest = max((len(common_prefix(prompt, other)) for other in self._seen), default=0)
         self.cached_tokens += num_tokens * longest / len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS
         self.prompt_tokens += num_tokens
         self._seen.append(prompt)
@@ -68,15 +70,3 @@ class Oracle:
     def hit_ratio(self) -> float:
         """Cached tokens over prompt tokens."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
-
-def _common(one: str, other: str) -> int:
-    """Characters that both begin with."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[:middle] == other[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

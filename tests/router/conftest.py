@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 if TYPE_CHECKING:
+    import redis.asyncio
     from redis_process import RedisProcess
     from router_rig import Rig
 
@@ -43,3 +44,25 @@ async def rig(redis_process: RedisProcess) -> AsyncIterator[Rig]:
     made = Rig(redis_process.url)
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def second(rig: Rig) -> AsyncIterator[Rig]:
+    """Another router over the same board and workers."""
+    from router_rig import Rig
+
+    made = Rig(rig.redis_url)
+    made.workers = rig.workers
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def client(redis_process: RedisProcess) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client as leases and quotas use it, of an empty Redis."""
+    from naru_router.adapters.leases import connect
+
+    redis_process.flush()
+    made = connect(redis_process.url)
+    yield made
+    await made.aclose()

@@ -23,15 +23,6 @@ PREFIX = "".join(f"{number:>4} " for number in range(1600))
 RATES = pytest.mark.parametrize("rate", [0.0, 2000.0], ids=["unmeasured", "measured"])
 
 
-@pytest.fixture
-async def second(rig: Rig) -> AsyncIterator[Rig]:
-    """Another router over the same board and workers."""
-    made = Rig(rig.redis_url)
-    made.workers = rig.workers
-    yield made
-    await made.close()
-
-
 class Fleet:
     """Workers that tell what they hold, and answer while their gate is open."""
 

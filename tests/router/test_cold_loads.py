@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,15 +17,6 @@ if TYPE_CHECKING:
     from redis_process import RedisProcess
 
 BOTH = pytest.mark.parametrize("path", [CHAT, COMPLETION])
-
-
-@pytest.fixture
-async def second(rig: Rig) -> AsyncIterator[Rig]:
-    """Another router over the same board and workers."""
-    made = Rig(rig.redis_url)
-    made.workers = rig.workers
-    yield made
-    await made.close()
 
 
 async def cold_workers(rig: Rig, count: int = 2, **settings: Any) -> list[ColdWorker]:

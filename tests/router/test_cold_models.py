@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -35,15 +34,6 @@ def _home(rig: Rig) -> str:
     chosen = choose_worker(route_map, MODEL, route_map.workers.keys())
     assert chosen is not None
     return chosen
-
-
-@pytest.fixture
-async def second(rig: Rig) -> AsyncIterator[Rig]:
-    """Another router over the same board and workers."""
-    made = Rig(rig.redis_url)
-    made.workers = rig.workers
-    yield made
-    await made.close()
 
 
 async def test_fifty_requests_at_once_over_two_routers_load_a_cold_model_once(rig: Rig, second: Rig) -> None:

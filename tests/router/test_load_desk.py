@@ -14,18 +14,10 @@ from naru_proto.errors import InternalError, LoadError, ModelNotFound, NaruError
 from naru_proto.registry import LeaseRecord
 from naru_proto.v1 import worker_pb2
 from naru_router.adapters import load_desk
-from naru_router.adapters.leases import Leases, connect
+from naru_router.adapters.leases import Leases
 
 if TYPE_CHECKING:
-    from redis_process import RedisProcess
-
-
-@pytest.fixture
-async def client(redis_process: RedisProcess) -> AsyncIterator[redis.asyncio.Redis]:
-    redis_process.flush()
-    made = connect(redis_process.url)
-    yield made
-    await made.aclose()
+    pass
 
 
 @pytest.fixture

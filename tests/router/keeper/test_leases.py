@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,17 +14,9 @@ from naru_router.adapters.leases import Leases, Tenure, connect
 from naru_router.adapters.presence import Presence
 
 if TYPE_CHECKING:
-    from redis_process import RedisProcess
+    pass
 
 KEY = names.key_load_lease("llama@1")
-
-
-@pytest.fixture
-async def client(redis_process: RedisProcess) -> AsyncIterator[redis.asyncio.Redis]:
-    redis_process.flush()
-    made = connect(redis_process.url)
-    yield made
-    await made.aclose()
 
 
 class Clock:

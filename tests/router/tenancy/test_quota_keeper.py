@@ -61,14 +61,6 @@ async def routers(redis_process: RedisProcess) -> AsyncIterator[Routers]:
     await made.close()
 
 
-@pytest.fixture
-async def client(redis_process: RedisProcess) -> AsyncIterator[redis.asyncio.Redis]:
-    redis_process.flush()
-    made = connect(redis_process.url)
-    yield made
-    await made.aclose()
-
-
 async def tried(keeper: QuotaKeeper, quotas: Quotas, num_tokens: int = 1) -> QuotaTicket | QuotaExceeded:
     try:
         return await keeper.admit("t", quotas, num_tokens)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -117,6 +118,20 @@ def status(redis_url: str | None) -> None:
     sys.exit(checked(lambda: run_status(redis_url)))
 
 
+def _asks_routers(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of a command that asks routers: which, as whom, and how the answer is shown."""
+    url_help = "Address of a router; else those of the instances that run here."
+    key_help = "Key of the tenant, where the routers know tenants."
+    options = (
+        click.option("--url", "urls", multiple=True, help=url_help),
+        click.option("--api-key", envvar="NARU_API_KEY", default=None, show_envvar=True, help=key_help),
+        click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @cli.group()
 def explain() -> None:
     """Say why something is as it is."""
@@ -143,10 +158,7 @@ def explain_model(name: str, redis_url: str | None) -> None:
 )
 @click.option("--prompt", default="Hello", show_default=True, help="Its prompt, with --model.")
 @click.option("--completion", is_flag=True, help="The prompt is sent as it is, not as a chat.")
-@click.option("--url", "urls", multiple=True, help="Address of a router; else those of the instances that run here.")
-@click.option("--api-key", envvar="NARU_API_KEY", default=None, show_envvar=True,
-              help="Key of the tenant, where the routers know tenants.")  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_asks_routers
 def explain_request(
     request_id: str | None,
     model: str | None,
@@ -177,10 +189,7 @@ def explain_request(
               help="Say where the ModelDeployments of this file would go; nothing is applied.")  # fmt: skip
 @click.option("--pool", "pools", multiple=True, help="With --dry-run: a pool that may hold them; may come often.")
 @click.option("--size", default="0", help='With --dry-run: bytes of a copy, as "16Gi", where none was ever loaded.')
-@click.option("--url", "urls", multiple=True, help="Address of a router; else those of the instances that run here.")
-@click.option("--api-key", envvar="NARU_API_KEY", default=None, show_envvar=True,
-              help="Key of the tenant, where the routers know tenants.")  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_asks_routers
 def explain_placement(
     model: str | None,
     file: Path | None,

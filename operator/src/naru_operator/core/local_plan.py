@@ -16,8 +16,7 @@ from naru_operator.core.generations import next_generations
 from naru_operator.core.model_plan import Applied, LoadModel, ObservedModel, UnloadModel
 from naru_operator.core.model_steps import load_steps, unload_steps
 from naru_operator.core.placement import NO_FACTS, PlacementFacts
-from naru_operator.core.scaling import with_scaling
-from naru_operator.core.traffic import with_traffic
+from naru_operator.core.record_parts import with_parts
 from naru_proto.placement import WorkerSlot
 from naru_proto.placement import place as placement_of
 from naru_proto.registry import ModelRecord, WorkerRecord
@@ -170,7 +169,7 @@ def _records_to_put(
             created_s=old.created_s if old else now_s,
             pools=model.pools,
         )
-        record = with_scaling(with_traffic(record, model.traffic), model.scaling)
+        record = with_parts(record, model.traffic, model.scaling)
         if record != old:
             puts.append(record)
             why = "it changed" if old else "it is new"

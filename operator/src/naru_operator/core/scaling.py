@@ -6,12 +6,10 @@ loads nothing anew.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from naru_proto.crd.model_residency import ResourcesSpec
 from naru_proto.crd.v1alpha1 import ModelDeploymentSpec
-from naru_proto.registry import ModelRecord
 
 _POLICIES = {"Pinned": "pinned", "Preferred": "preferred", "OnDemand": "on_demand"}
 
@@ -45,9 +43,3 @@ def scaling_of(spec: ModelDeploymentSpec, resources: ResourcesSpec) -> Scaling:
         num_accelerators=resources.tensor_parallel,
         spread_key=spec.placement.spread_topology_key,
     )
-
-
-def with_scaling(record: ModelRecord, scaling: Scaling) -> ModelRecord:
-    """The record, saying that of copies."""
-    fields = {field.name: getattr(scaling, field.name) for field in dataclasses.fields(Scaling)}
-    return dataclasses.replace(record, **fields)

@@ -52,9 +52,3 @@ def traffic_of(spec: ModelDeploymentSpec) -> Traffic:
 def traffic_in(record: ModelRecord) -> Traffic:
     """What a record says."""
     return Traffic(**{field.name: getattr(record, field.name) for field in dataclasses.fields(Traffic)})
-
-
-def with_traffic(record: ModelRecord, traffic: Traffic) -> ModelRecord:
-    """The record, saying that of requests."""
-    fields = {field.name: getattr(traffic, field.name) for field in dataclasses.fields(Traffic)}
-    return dataclasses.replace(record, **fields)

@@ -25,7 +25,7 @@ def read_labels(text: str | bytes) -> dict[str, str] | None:
     """A node's labels as they stand in Redis; None: that is no such thing."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         return None

@@ -60,7 +60,9 @@ class SideTables:
         if self._slow_at_s is None or now_s - self._slow_at_s >= SLOW_INTERVAL_S:
             footprints, nodes = await _read(client, [names.KEY_FOOTPRINTS, names.KEY_NODES])
             self.footprints = _decoded(footprints, FootprintRecord, is_footprint)
-            self.nodes = {_text(node): labels for node, data in nodes.items() if (labels := _labels(data)) is not None}
+            self.nodes = {
+                _text(node): labels for node, data in nodes.items() if (labels := read_labels(data)) is not None
+            }
             self._slow_at_s = now_s
 
     def _version(self, worker_id: str) -> tuple[str, int] | None:
@@ -97,13 +99,6 @@ def _decoded(raw: Mapping[bytes, bytes], record: type[_R], is_sane: Callable[[st
         if is_sane(model, value):
             found[model] = value
     return found
-
-
-def _labels(data: bytes) -> Mapping[str, str] | None:
-    try:
-        return read_labels(data)
-    except RecursionError:
-        return None
 
 
 def _text(raw: bytes) -> str:

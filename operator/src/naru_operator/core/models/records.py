@@ -12,8 +12,8 @@ from naru_operator.core.generations import desired_digest
 from naru_operator.core.model_plan import Applied
 from naru_operator.core.models.fleet import Fleet
 from naru_operator.core.models.intent import Intent, Wanted
-from naru_operator.core.scaling import with_scaling
-from naru_operator.core.traffic import Traffic, traffic_in, traffic_of, with_traffic
+from naru_operator.core.record_parts import with_parts
+from naru_operator.core.traffic import Traffic, traffic_in, traffic_of
 from naru_proto import names
 from naru_proto.registry import ModelRecord
 
@@ -90,7 +90,7 @@ def _revision_record(
         is_revision=True,
         desired_digest=desired_digest(model),
     )
-    return with_scaling(with_traffic(record, _traffic(intent, old)), model.scaling)
+    return with_parts(record, _traffic(intent, old), model.scaling)
 
 
 def _entry_record(
@@ -116,7 +116,7 @@ def _entry_record(
         is_revision=False,
         desired_digest="",
     )
-    return with_traffic(record, _traffic(intent, old or serving))
+    return with_parts(record, _traffic(intent, old or serving))
 
 
 def _traffic(intent: Intent, before: ModelRecord | None) -> Traffic:

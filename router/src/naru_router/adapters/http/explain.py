@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,9 +16,9 @@ from naru_proto.crd.manifests import load_manifests
 from naru_proto.crd.model_deployment import ModelDeployment
 from naru_proto.errors import InvalidRequest, ModelNotFound, NaruError
 from naru_proto.registry import ModelRecord
+from naru_router.adapters.http.page_replies import json_page, refusal_page
 from naru_router.adapters.keeper.loop import KeeperLoop
 from naru_router.core.caller import Caller
-from naru_router.core.errors import error_body, error_shape
 from naru_router.core.json_body import parse_object
 from naru_router.core.keeper.explain import MaySee, dry_run, model_page, record_of, worker_page
 from naru_router.core.keeper.model import KeeperView
@@ -57,9 +56,9 @@ class PlacementPages:
         """GET /v1/naru/placement: all models and workers; with `?model=NAME` that one alone."""
         try:
             caller = self._caller_of(request.headers.get)
-            return _json(self._page(caller, request.query_params.get("model", "")))
+            return json_page(self._page(caller, request.query_params.get("model", "")))
         except NaruError as exc:
-            return _refusal(exc)
+            return refusal_page(exc)
 
     async def dry_run(self, request: Request) -> Response:
         """POST /v1/naru/placement: where the ModelDeployment of `manifest` would go; nothing is changed.
@@ -71,9 +70,9 @@ class PlacementPages:
             manifest, pools, num_bytes = _read(parse_object(await _body(request)))
             view = self._loop.sight.view()
             may_see = _may_see(view, caller)
-            return _json(dry_run(view, record_of(manifest, pools), num_bytes, may_see))
+            return json_page(dry_run(view, record_of(manifest, pools), num_bytes, may_see))
         except NaruError as exc:
-            return _refusal(exc)
+            return refusal_page(exc)
 
     def _page(self, caller: Caller, asked: str) -> dict[str, Any]:
         view, now_s = self._loop.sight.view(), self._loop.now_s()
@@ -139,11 +138,3 @@ def _read(body: dict[str, object]) -> tuple[ModelDeployment, tuple[str, ...], in
     if not isinstance(num_bytes, int) or isinstance(num_bytes, bool) or not 0 <= num_bytes <= _MAX_BYTES:
         raise InvalidRequest(f"num_bytes must be a whole number in [0, {_MAX_BYTES}]", param="num_bytes")
     return manifest, tuple(pools), num_bytes
-
-
-def _json(page: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(page), media_type="application/json")
-
-
-def _refusal(error: NaruError) -> Response:
-    return Response(error_body(error), error_shape(error).status, media_type="application/json")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from naru_proto.errors import ModelNotFound, Unauthenticated
+from naru_proto.errors import NaruError, Unauthenticated
 from naru_proto.registry import ModelRecord
 from naru_router.adapters.fleet import Fleet
 from naru_router.adapters.gate import Gate
+from naru_router.adapters.http.page_replies import json_page, refusal_page
 from naru_router.adapters.metrics import Metrics
 from naru_router.adapters.presence import Presence
 from naru_router.adapters.registry import RegistryReader
 from naru_router.adapters.tenancy.tenancy import Tenancy
-from naru_router.core.errors import error_body, error_shape
 from naru_router.core.route_map import RouteMap
 
 
@@ -43,9 +42,9 @@ class Pages:
         try:
             caller = self._tenancy.caller_by(request.headers.get)
         except Unauthenticated as exc:
-            return Response(error_body(exc), 401, media_type="application/json")
+            return refusal_page(exc)
         cards = [_card(name, route_map.entry(name, caller), route_map) for name in route_map.names(caller)]
-        return _json(200, {"object": "list", "data": cards})
+        return json_page({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
@@ -54,13 +53,13 @@ class Pages:
         name = request.scope["path"].removeprefix("/v1/models/")
         try:
             record = route_map.entry(name, self._tenancy.caller_by(request.headers.get))
-        except (ModelNotFound, Unauthenticated) as exc:
-            return Response(error_body(exc), error_shape(exc).status, media_type="application/json")
-        return _json(200, _card(name, record, route_map))
+        except NaruError as exc:
+            return refusal_page(exc)
+        return json_page(_card(name, record, route_map))
 
     async def health(self, request: Request) -> Response:
         """GET /health, /healthz: the process answers."""
-        return _json(200, {"status": "ok"})
+        return json_page({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
         """GET /ready: 200 once the route map has been read and until the router leaves, Redis away or not.
@@ -68,7 +67,7 @@ class Pages:
         Costs the same however many models and workers there are.
         """
         status = self._status()
-        return _json(200 if status == "ready" else 503, {"status": status})
+        return json_page({"status": status}, 200 if status == "ready" else 503)
 
     def _status(self) -> str:
         if self._gate.is_leaving:
@@ -96,7 +95,7 @@ class Pages:
             "requests": self._gate.num_inside,
             "tenancy": self._tenancy.status(),
         }
-        return _json(200 if word == "ready" else 503, detail)
+        return json_page(detail, 200 if word == "ready" else 503)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -115,7 +114,3 @@ def _card(name: str, record: ModelRecord, route_map: RouteMap) -> dict[str, obje
         "max_model_len": None if info is None else info.max_model_len,
         "ready_workers": len(route_map.ready_workers(model)),
     }
-
-
-def _json(status: int, value: object) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")

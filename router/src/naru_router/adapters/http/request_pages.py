@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,12 +16,13 @@ from naru_proto.errors import NaruError, Unavailable
 from naru_router.adapters.course import Job
 from naru_router.adapters.dispatcher import Dispatcher
 from naru_router.adapters.http.body import read_object
+from naru_router.adapters.http.page_replies import JSON, json_page, refusal_page
 from naru_router.adapters.jobs import JobMaker
 from naru_router.core.caller import Caller
 from naru_router.core.chat_request import parse_chat
 from naru_router.core.completion_request import parse_completion
 from naru_router.core.envelope import Envelope, read_envelope
-from naru_router.core.errors import error_body, error_shape, openai_error
+from naru_router.core.errors import openai_error
 from naru_router.core.traces import RequestTrace, Traces, trace_json
 
 
@@ -56,13 +56,13 @@ class RequestPages:
             caller = self._caller_of(request.headers.get)
             request_id = request.path_params["request_id"]
         except NaruError as exc:
-            return _refusal(exc)
+            return refusal_page(exc)
         trace = self._traces.get(request_id, caller.tenant)
         if trace is None:
             text = f"this router remembers no request {request_id[:130]!r}; it keeps its last ones"
             body = openai_error(text, "invalid_request_error", None, None)
-            return Response(body, 404, media_type="application/json")
-        return Response(orjson.dumps(trace_json(trace)), media_type="application/json")
+            return Response(body, 404, media_type=JSON)
+        return json_page(trace_json(trace))
 
     async def route(self, request: Request) -> Response:
         """POST /v1/naru/route: where a request with this model and prompt or messages would go now."""
@@ -79,8 +79,8 @@ class RequestPages:
             job = await self._job(body, envelope)
             trace = self._look(job)
         except NaruError as exc:
-            return _refusal(exc)
-        return Response(orjson.dumps(trace_json(trace)), media_type="application/json")
+            return refusal_page(exc)
+        return json_page(trace_json(trace))
 
     async def _job(self, body: dict[str, object], envelope: Envelope) -> Job:
         if "messages" in body:
@@ -111,7 +111,3 @@ class RequestPages:
         attempt = trace.add(placement.decision, is_held=placement.is_held, now_s=now_s)
         attempt.outcome = trace.outcome = "not sent"
         return trace
-
-
-def _refusal(error: NaruError) -> Response:
-    return Response(error_body(error), error_shape(error).status, media_type="application/json")
