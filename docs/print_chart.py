@@ -26,7 +26,7 @@ CHART = Path(__file__).parents[1] / "charts" / "naru"
 SET_BY_CHART = {
     "router": (
         *("host", "http_port", "grpc_port", "redis_url", "drain_timeout_s", "log_level", "exit_with_parent"),
-        "tenants_file",
+        *("tenants_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"),
     ),
     "operator": (
         *("redis_url", "namespace", "watch_namespaces", "identity", "leader_election", "health_listen", "log_level"),

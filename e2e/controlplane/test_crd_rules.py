@@ -45,6 +45,7 @@ RULES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
         {"maxNumSeqs": 65, "maxNumBatchedTokens": 64},
         {"maxNumSeqs": 64, "maxNumBatchedTokens": 64},
     ),
+    ("BatchingSpec", "maxDelay"): ({"maxDelay": "1m1ms"}, {"maxDelay": "60s"}),
     ("QueueSpec", "maxWait"): ({"maxWait": "0s", "maxDepth": 1}, {"maxWait": "0s", "maxDepth": 0}),
     ("RoutingSpec", "split"): (
         {"split": [{"model": "a", "weight": 0}]},

@@ -173,6 +173,19 @@ def test_tenants_come_from_a_secret_that_is_mounted_as_a_folder() -> None:
     assert {"name": "tenants", "mountPath": "/etc/naru/tenants", "readOnly": True} in mounts
 
 
+def test_files_go_to_a_claim_that_all_routers_mount() -> None:
+    def pod(values: dict[str, Any]) -> dict[str, Any]:
+        spec: dict[str, Any] = workload(render({"router": values}), "router")["spec"]["template"]["spec"]
+        return spec
+
+    plain, with_files = pod({}), pod({"files": {"existingClaim": "shared"}})
+    assert "NARU_ROUTER_FILES_DIR" not in str(plain)
+    env = {item["name"]: item.get("value") for item in with_files["containers"][0]["env"]}
+    assert {"name": "files", "persistentVolumeClaim": {"claimName": "shared"}} in with_files["volumes"]
+    mounts = with_files["containers"][0]["volumeMounts"]
+    assert {"name": "files", "mountPath": env["NARU_ROUTER_FILES_DIR"]} in mounts
+
+
 def test_the_operators_environment_is_its_settings() -> None:
     from naru_operator.settings import load_settings
 

@@ -114,13 +114,15 @@ async def rig(route_map: RouteMap, redis_server_url: str) -> AsyncIterator[Rig]:
 
 
 async def test_a_model_is_registered_and_loaded_once_with_its_limits(rig: Rig) -> None:
-    limits = EngineLimits(max_model_len=99, enable_prefix_caching=False)
+    limits = EngineLimits(99, enable_prefix_caching=False, max_batch_size=8, max_batch_delay_s=0.5)
     rig.controller.desire(desired(model("a", limits=limits)))
     await rig.until_ready("a", 1)
     assert rig.supervisor.names == ("p-0",)
     (load,) = rig.worker.loads
     assert (load.model, load.uri, load.revision, load.generation) == ("a", "pypi://x", "r", 1)
-    assert load.options == worker_pb2.EngineOptions(max_model_len=99, enable_prefix_caching=False)
+    assert load.options == worker_pb2.EngineOptions(
+        max_model_len=99, enable_prefix_caching=False, max_batch_size=8, max_batch_delay_s=0.5
+    )
     assert (load.tier, load.residency) == (worker_pb2.TIER_ACTIVE, worker_pb2.Residency(priority=100))
     assert [(r.state, r.bytes_done, r.bytes_total, r.detail) for r in rig.told.reports] == [
         ("fetching", 1, 2, "half"),
@@ -153,7 +155,7 @@ async def test_an_edit_loads_the_next_generation_and_a_removal_unloads(rig: Rig)
     assert [load.uri for load in rig.worker.loads] == ["pypi://x", "pypi://y"]
     rig.controller.desire(desired(model("b")))
     await rig.until(lambda board: set(board.models) == {"b"})
-    await rig.told.until(lambda: len(rig.worker.loads) == 3)
+    await rig.told.until(lambda: len(rig.worker.loads) == 3 and bool(rig.worker.unloads))
     assert [unload.model for unload in rig.worker.unloads] == ["a"]
     assert rig.worker.unloads[0].generation >= 2
 

@@ -45,11 +45,17 @@ def test_a_model_keeps_what_its_manifest_says() -> None:
             replicas={"min": 2},
             engine={"maxModelLen": 512, "enablePrefixCaching": False},
             resources={"kvCache": {"min": "64Mi", "max": "1Gi"}},
+            batching={"maxBatchSize": 8, "maxDelay": "5ms"},
         )
     ).models
     assert (found.uri, found.revision, found.aliases, found.min_replicas) == ("hf://o/n", "v1", ("other",), 2)
     assert found.limits == EngineLimits(
-        max_model_len=512, kv_cache_bytes=1 << 30, kv_cache_min_bytes=64 << 20, enable_prefix_caching=False
+        max_model_len=512,
+        kv_cache_bytes=1 << 30,
+        kv_cache_min_bytes=64 << 20,
+        enable_prefix_caching=False,
+        max_batch_size=8,
+        max_batch_delay_s=0.005,
     )
 
 

@@ -81,7 +81,15 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """How the programs behave; a test may change it before the start."""
     how = {"router": "", "load error": ""}
 
-    def router(name: str, url: str, host: str, http_port: int, grpc_port: int, tenants: Path | None) -> ProcessSpec:
+    def router(
+        name: str,
+        url: str,
+        host: str,
+        http_port: int,
+        grpc_port: int,
+        tenants: Path | None = None,
+        files: Path | None = None,
+    ) -> ProcessSpec:
         code = how["router"]
         argv = ("-c", code) if code else (PROGRAM, "router", str(http_port), "tiny")
         return ProcessSpec(name, (sys.executable, *argv))

@@ -117,6 +117,11 @@ def test_routers_on_this_machine_are_told_of_the_file(tmp_path: Path) -> None:
     assert told.argv[-2:] == ("--tenants-file", str(tmp_path / "t.yaml"))
 
 
+def test_routers_on_this_machine_share_a_folder_of_files(tmp_path: Path) -> None:
+    told = local_processes.router_process("router", "redis://x", "127.0.0.1", 1, 2, files_dir=tmp_path / "files")
+    assert told.argv[-2:] == ("--files-dir", str(tmp_path / "files"))
+
+
 def test_a_broken_tenants_file_starts_nothing(tmp_path: Path) -> None:
     manifest, path = tmp_path / "m.yaml", tmp_path / "t.yaml"
     manifest.write_text(

@@ -34,7 +34,7 @@ def test_every_router_has_ports_of_its_own_that_other_commands_find(home: Path, 
 
 def test_people_are_told_of_all_of_them(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with LogFile(tmp_path) as log, _noted(options(num_routers=3), private_folder()) as (endpoints, _):
-        _print_ready(endpoints, DesiredState((MODEL,), ()), UpEvents(LineProgress(), log, is_verbose=False))
+        _print_ready(endpoints, DesiredState((MODEL,), ()), UpEvents(LineProgress(), log, is_verbose=False), {})
         shown = capsys.readouterr().out
         assert all(url in shown for url in (endpoints.http_url, *endpoints.more_http_urls))
         assert shown.startswith("more routers: ") and "tiny at " in shown

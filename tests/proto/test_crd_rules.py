@@ -46,6 +46,7 @@ OBJECTS: dict[type[CrdModel], st.SearchStrategy[dict[str, Any]]] = {
     model_residency.KVCacheSpec: fields(min=["1Gi", 2**30, 2**31, "1.5G"], max=["1Gi", "2Gi", 5, "1.5G"]),
     model_residency.ResourcesSpec: fields(tensorParallel=[1, 2, 3, 4, 6, 48, 64]),
     model_residency.EngineSpec: fields(maxNumSeqs=[1, 64, 65], maxNumBatchedTokens=[1, 64, 65]),
+    model_residency.BatchingSpec: fields(maxBatchSize=[1, 8], maxDelay=["0s", "5ms", "60s", "1m1ms", "2m"]),
     model_traffic.QueueSpec: fields(maxWait=DURATIONS, maxDepth=[0, 1, 256]),
     model_traffic.RoutingSpec: fields(
         split=[

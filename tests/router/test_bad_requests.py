@@ -28,6 +28,25 @@ def each(name: str, *values: Any) -> list[tuple[str, Any]]:
     return [(name, value) for value in values]
 
 
+BAD_SCHEMAS: list[Any] = [
+    {}, {"name": "t"}, {"schema": {}}, {"name": "t", "schema": 5}, {"name": "", "schema": {}}, "x",
+    {"name": "t", "schema": {"a": 1e999}}, {"name": "t", "schema": {}, "strict": "yes"},
+]  # fmt: skip
+BAD_FUNCTIONS: list[Any] = [
+    {}, {"name": ""}, {"name": "a b"}, {"name": "x" * 129}, {"name": 5}, {"name": "f", "parameters": []},
+    {"name": "f", "parameters": {"type": "array"}}, {"name": "f", "description": 5}, {"name": "f", "strict": 1},
+    {"name": "f", "parameters": {"a": 1e999}},
+]  # fmt: skip
+BAD_CALLS: list[tuple[Any, str]] = [
+    (5, ""),
+    ({"function": {"name": "f"}}, ".id"),
+    ({"id": "1"}, ".function"),
+    ({"id": 1}, ".id"),
+    ({"id": "1", "type": "custom", "function": {"name": "f"}}, ".type"),
+    ({"id": "1", "function": {"name": "a b"}}, ".function.name"),
+    ({"id": "1", "function": {"name": "f", "arguments": {}}}, ".function.arguments"),
+]
+
 # field, bad value; both endpoints refuse it under the field's name
 SHARED: list[tuple[str, Any]] = [
     *each("temperature", "hot", -0.1, 101, True, [], 1e999, 10**400),
@@ -50,33 +69,54 @@ SHARED: list[tuple[str, Any]] = [
     *each("stream_options", {"include_usage": True}, 5, [], "x"),
     *each("user", 5, {}, True),
     *each("model", None, "", 5, []),
-    *each("response_format", {"type": "json_object"}, {"type": "yaml"}, {"type": "json_schema"}, {}, "text"),
+    *each("response_format", {"type": "yaml"}, {"type": "json_schema"}, {}, "text", [], {"type": ["text"]}),
+    *each("response_format", *[{"type": "json_schema", "json_schema": schema} for schema in BAD_SCHEMAS]),
     *each("store", True, 1),
     *each("service_tier", "flex", 1, []),
-    ("guided_json", {"type": "object"}),
-    ("prompt_logprobs", 1),
+    *each("guided_json", 5, "{", [], True),
+    *each("guided_regex", "", 5, ["a"]),
+    *each("guided_choice", [], "a", [1], ["a", None]),
+    *each("guided_grammar", "", {}),
+    *each("structured_outputs", {}, [], {"json": 5}, {"regex": 1}, {"choice": []}, {"json_object": "yes"}),
+    *each("structured_outputs", {"json": {}, "regex": "a"}, {"structural_tag": {}}),
+    *each("prompt_logprobs", 21, -1, "1", True),
+    *each("use_beam_search", 1, "yes"),
+    *each("beam_width", 0, 33, True, 1.5),
+    *each("length_penalty", 0.5, "x"),
+    *each("metadata", [], "x", {"a": 1}, {str(i): "" for i in range(17)}),
+    ("truncate_prompt_tokens", 5),
+    ("skip_special_tokens", False),
+    ("return_token_ids", True),
 ]
 CHAT_ONLY: list[tuple[str, Any]] = [
     *each("messages", "hi", None, [], {}, 5, []),
     *each("logprobs", 1, "true"),
     *each("top_logprobs", 1, 21, -1, True),
     ("max_completion_tokens", -1),
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
-    ("tools", {}),
-    *each("tool_choice", "required", {"type": "function", "function": {"name": "f"}}, 1, "any"),
-    ("functions", [{"name": "f"}]),
-    ("function_call", {"name": "f"}),
-    ("parallel_tool_calls", "no"),
+    *each("tools", {}, "f", [5], [{"type": "web_search"}], [{"function": {"name": "f"}}], [{"type": "function"}]),
+    *each("tools", *[[{"type": "function", "function": function}] for function in BAD_FUNCTIONS]),
+    ("tools", [{"type": "function", "function": {"name": "f"}}] * 2),
+    *each("tool_choice", "required", {"type": "function", "function": {"name": "f"}}, 1, "any", {}, {"type": "tool"}),
+    *each("functions", {}, [5], [{}], [{"name": "f"}] * 2),
+    *each("function_call", {"name": "f"}, "required", 5),
+    *each("parallel_tool_calls", "no", 1),
+    *each("chat_template_kwargs", [], {"a b": 1}, {"messages": []}, {"tools": 1}, {"a": 1e999}),
+    *each("documents", {}, ["x"]),
+    *each("continue_final_message", True, 1),
+    ("add_generation_prompt", "no"),
+    ("include_reasoning", 1),
+    ("chat_template", "{{ messages }}"),
+    ("verbosity", "high"),
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "alloy"}),
     ("prediction", {"type": "content", "content": "x"}),
-    ("reasoning_effort", "high"),
+    *each("reasoning_effort", "much", 1, []),
 ]
 COMPLETION_ONLY: list[tuple[str, Any]] = [
     *each("prompt", None, [], 5, {}, True, [1.5], [True]),
     *each("logprobs", -1, 21, True, 1.5),
     *each("echo", 1, "yes"),
-    *each("best_of", 2, 0, True, "1", []),
+    *each("best_of", 0, True, "1", [], 129),
     ("suffix", "the end"),
 ]
 
@@ -127,6 +167,12 @@ MESSAGES: list[tuple[Any, str]] = [
         "messages[1].tool_",
     ),
     ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
+    ([{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+    ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+    ([{"role": "tool", "content": "x", "tool_call_id": "nobody's"}], "messages[0].tool_call_id"),
+    ([{"role": "assistant", "content": None}], "messages[0].content"),
+    ([{"role": "assistant", "tool_calls": "x"}], "messages[0].tool_calls"),
+    *[([{"role": "assistant", "tool_calls": [call]}], f"messages[0].tool_calls[0]{at}") for call, at in BAD_CALLS],
 ]
 
 
@@ -292,7 +338,9 @@ def test_any_bytes_are_either_an_object_or_refused(data: bytes) -> None:
 @given(data=st.data())
 def test_nested_values_never_crash_the_parsers(data: st.DataObject) -> None:
     message = st.dictionaries(
-        st.sampled_from(["role", "content", "name", "tool_calls"]), JSON | st.just("user"), max_size=4
+        st.sampled_from(["role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"]),
+        JSON | st.just("user"),
+        max_size=4,
     )
     messages = data.draw(st.lists(message | JSON, max_size=3))
     prompt = data.draw(st.lists(JSON, max_size=3))

@@ -164,7 +164,10 @@ async def test_nulls_count_as_absent(rig: Rig, path: str) -> None:
     names = (
         "max_tokens temperature top_p n stop seed logprobs logit_bias stream stream_options presence_penalty "
         "frequency_penalty response_format tools tool_choice user top_logprobs max_completion_tokens echo best_of "
-        "suffix parallel_tool_calls service_tier store metadata stop_token_ids ignore_eos min_p top_k"
+        "suffix parallel_tool_calls service_tier store metadata stop_token_ids ignore_eos min_p top_k functions "
+        "function_call guided_json guided_regex guided_choice guided_grammar structured_outputs use_beam_search "
+        "beam_width length_penalty prompt_logprobs reasoning_effort chat_template_kwargs documents modalities audio "
+        "continue_final_message add_generation_prompt include_reasoning verbosity prediction web_search_options"
     ).split()
     for fields in [*({name: None} for name in names), dict.fromkeys(names)]:
         response = await rig.post(path, body(path, **fields))

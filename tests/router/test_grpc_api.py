@@ -80,7 +80,7 @@ REFUSED: list[tuple[inf.SamplingParams, str]] = [
     (sampling(logit_bias={1: 101.0}), "logit_bias"),
     (sampling(logit_bias={1: float("nan")}), "logit_bias"),
     (sampling(logprobs=21), "logprobs"),
-    (sampling(prompt_logprobs=1), "prompt_logprobs"),
+    (sampling(prompt_logprobs=21), "prompt_logprobs"),
 ]
 
 
@@ -160,7 +160,7 @@ async def test_health_and_reflection_stand_beside_it(rig: Rig) -> None:
         call = reflection.ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         services = {s.name for s in (await call.read()).list_services_response.service}
-        assert {"naru.v1.Inference", "grpc.health.v1.Health"} <= services
+        assert {"naru.v1.Inference", "inference.GRPCInferenceService", "grpc.health.v1.Health"} <= services
         await call.done_writing()
         rig.app.gate.close()
         await rig.app.drain()

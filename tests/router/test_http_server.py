@@ -208,6 +208,19 @@ async def test_an_old_client_gets_a_stream_without_chunks(site: Site) -> None:
     assert answer.endswith(b"\r\n\r\n4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n")
 
 
+async def test_an_empty_piece_is_not_the_end_of_a_reply(site: Site) -> None:
+    async def in_pieces(request: HttpRequest, reply: Reply) -> None:
+        reply.begin(200, ())
+        for piece in (b"one", b"", b"two"):
+            reply.write(piece)
+        reply.end()
+
+    site.handle = in_pieces
+    await site.start()
+    _, _, sent = (await site.talk(LAST)).partition(b"\r\n\r\n")
+    assert sent == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+
+
 async def test_head_has_no_body(site: Site) -> None:
     await site.start()
     answer = await site.talk(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n" + LAST)

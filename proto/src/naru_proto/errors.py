@@ -6,6 +6,7 @@
     │   └── StaleCommand           a newer command was seen: ask with the newest generation (409)
     ├── Unauthenticated            no key, or none that is known (401)
     ├── ModelNotFound              no such model, or none that the caller may see (404)
+    ├── NotFound                   no such file, batch or response, or none of the caller's (404)
     ├── LoadError                  a model's files cannot be served (424)
     ├── Overloaded                 try again later (429)
     │   └── QuotaExceeded          the tenant has used what it may (429)
@@ -63,6 +64,12 @@ class ModelNotFound(NaruError):
     """The name is not served here."""
 
     code = "model_not_found"
+
+
+class NotFound(NaruError):
+    """No such thing, or none that the caller may see: a file, a batch, a stored response."""
+
+    code = "not_found"
 
 
 class LoadError(NaruError):
@@ -123,6 +130,7 @@ BY_CODE: dict[str, type[NaruError]] = {
         ContextLengthExceeded,
         StaleCommand,
         ModelNotFound,
+        NotFound,
         LoadError,
         Overloaded,
         QuotaExceeded,

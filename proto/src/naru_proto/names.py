@@ -108,6 +108,8 @@ KEY_FOOTPRINTS = f"{_PREFIX}footprints"
 KEY_NODES = f"{_PREFIX}nodes"
 """Hash: node → JSON object of those of its labels that copies are spread over. Written by the operator alone."""
 ROUTER_LEASE_TTL_S = 3.0
+BATCH_LEASE_TTL_S = 4.0
+"""After so long another router goes on with the batch of one that died."""
 
 
 def key_router(router_id: str) -> str:
@@ -118,6 +120,11 @@ def key_router(router_id: str) -> str:
 def key_load_lease(model: str) -> str:
     """Who has a cold model brought up, and where: LeaseRecord as JSON, expiring. Set by a router if it is not there."""
     return f"{_PREFIX}load:{model}"
+
+
+def key_batch(batch_id: str) -> str:
+    """Which router works on a batch: LeaseRecord as JSON, expiring after BATCH_LEASE_TTL_S."""
+    return f"{_PREFIX}batch:{batch_id}"
 
 
 def key_known(worker_id: str) -> str:

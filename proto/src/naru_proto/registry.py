@@ -122,6 +122,21 @@ class ModelRecord(_Record):
 
 
 @dataclass(frozen=True, slots=True)
+class TensorRecord(_Record):
+    """An input or output of a model of tensors."""
+
+    name: str
+    datatype: str
+    """In the words of the Open Inference Protocol."""
+    shape: tuple[int, ...]
+    """-1: any size."""
+
+    @classmethod
+    def _from_dict(cls, data: dict[str, Any]) -> TensorRecord:
+        return cls(str(data["name"]), str(data["datatype"]), tuple(int(size) for size in _listed(data["shape"])))
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfoRecord(_Record):
     """Facts a router needs of a loaded model, read from its files by the worker."""
 
@@ -131,6 +146,27 @@ class ModelInfoRecord(_Record):
     chat_template: str
     bos_token: str
     eos_token: str
+    tasks: tuple[str, ...] = ("generate",)
+    """What it can be asked for: generate, embed, score, tensors."""
+    embedding_dim: int = 0
+    """Numbers of one of its vectors; 0: it makes none."""
+    platform: str = "naru"
+    """What computes it: naru or onnxruntime."""
+    inputs: tuple[TensorRecord, ...] = ()
+    """Of a model of tensors, by name."""
+    outputs: tuple[TensorRecord, ...] = ()
+    max_batch_size: int = 0
+    """Of a model of tensors: its shapes leave out a first dimension that may be so large; 0: it takes no batches."""
+
+    @classmethod
+    def _from_dict(cls, data: dict[str, Any]) -> ModelInfoRecord:
+        known = {f.name for f in dataclasses.fields(cls)}
+        data = {k: v for k, v in data.items() if k in known}
+        if "tasks" in data:
+            data["tasks"] = tuple(str(task) for task in _listed(data["tasks"]))
+        for name in ("inputs", "outputs"):
+            data[name] = tuple(TensorRecord._from_dict(each) for each in _listed(data.get(name, [])))
+        return cls(**data)
 
     def digest(self) -> str:
         """Hex identity of the content."""

@@ -48,8 +48,8 @@ async def _run(settings: Settings) -> int:
         loop.add_signal_handler(number, _on_signal, stop)
     try:
         await app.start()
-        host = settings.host
-        print(f"naru-router ready: http://{host}:{app.http_port} grpc {host}:{app.grpc_port}", flush=True)
+        host, scheme = settings.host, "https" if settings.tls_cert_file else "http"
+        print(f"naru-router ready: {scheme}://{host}:{app.http_port} grpc {host}:{app.grpc_port}", flush=True)
         _spare_collector()
         await _until(app, stop)
         await app.drain()

@@ -47,12 +47,26 @@ class Settings:
     up or down is a sixth less or a fifth more."""
     tenants_file: str = ""
     """YAML file of tenants with their keys and quotas; empty: everybody may use everything."""
+    tls_cert_file: str = ""
+    """PEM file of the certificate, with those between it and its authority, that both servers show; empty: no TLS. A
+    changed file counts for new connections."""
+    tls_key_file: str = ""
+    """PEM file of its key, without a password."""
+    tls_client_ca_file: str = ""
+    """PEM file of the authorities whose certificates clients must show (mutual TLS); empty: they need none."""
     advertise_address: str = ""
     """host:port at which others reach this router's HTTP; empty: as it listens, where that is one address."""
     num_traces: int = 4096
     """Most requests whose decisions are remembered for `naru explain request`; 0: none."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body."""
+    files_dir: str = ""
+    """Folder of uploaded files, batches and stored responses, shared by all routers; empty: none of them is offered."""
+    max_file_bytes: int = 200 * 1024 * 1024
+    """Largest uploaded file."""
+    batch_concurrency: int = 80
+    """Requests of batches in flight at once, for each worker that is connected; somewhat more than a worker has in one
+    step, so that it never waits for the next one."""
     max_unsent_bytes: int = 64 * 1024 * 1024
     """Most bytes of answers that wait for clients who read too slowly, all together; past it the slowest is
     disconnected."""
@@ -93,11 +107,18 @@ class Settings:
         for name in (
             "max_waiting_per_model",
             "max_body_bytes",
+            "max_file_bytes",
+            "batch_concurrency",
             "max_unsent_bytes",
             "template_max_steps",
             "template_max_chars",
         ):
             require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        has_cert, has_key = bool(self.tls_cert_file), bool(self.tls_key_file)
+        require("tls_key_file", self.tls_key_file, has_key or not has_cert, "set, as tls_cert_file is")
+        require("tls_cert_file", self.tls_cert_file, has_cert or not has_key, "set, as tls_key_file is")
+        client_ca = self.tls_client_ca_file
+        require("tls_client_ca_file", client_ca, has_cert or not client_ca, "empty where tls_cert_file is empty")
         require("num_traces", self.num_traces, 0 <= self.num_traces <= 1_000_000, "in [0, 1000000]")
         require("load_factor", self.load_factor, 1.0 <= self.load_factor <= 1000.0, "in [1, 1000]")
         require("num_virtual_nodes", self.num_virtual_nodes, 1 <= self.num_virtual_nodes <= 4096, "in [1, 4096]")

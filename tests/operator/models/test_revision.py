@@ -53,6 +53,8 @@ def test_a_digest_is_ten_hex_digits_and_the_same_in_every_process() -> None:
         {"engine": {"maxModelLen": 4097}},
         {"engine": {"maxModelLen": 4096, "enablePrefixCaching": False}},
         {"resources": {"kvCache": {"min": "2Gi"}}},
+        {"batching": {"maxBatchSize": 8}},
+        {"batching": {"maxDelay": "5ms"}},
         {"adapters": [{"name": "l", "uri": "hf://o/l"}]},
     ],
 )
@@ -69,7 +71,7 @@ def test_what_a_worker_loads_makes_a_revision(change: dict[str, Any]) -> None:
         {"placement": {"poolSelector": {"matchLabels": {"a": "b"}}}},
         {"rollout": {"strategy": "Recreate"}},
         {"queue": {"maxWait": "5s", "maxDepth": 5}},
-        {"engine": {"maxModelLen": 4096}, "adapters": []},
+        {"engine": {"maxModelLen": 4096}, "adapters": [], "batching": {}},
         {"resources": {"kvCache": {"min": 1 << 30}, "tensorParallel": 1, "quantization": "AsStored"}},
     ],
     ids=["alias", "replicas", "residency", "placement", "rollout", "queue", "an empty list", "defaults written out"],

@@ -21,3 +21,7 @@ def test_a_request_is_expected_to_cost_its_prompt_and_its_longest_answers(
     sampling: SamplingParams, expected: int
 ) -> None:
     assert expected_tokens(100, sampling) == expected
+
+
+def test_what_has_no_answer_costs_its_prompt_alone() -> None:
+    assert expected_tokens(100, SamplingParams(), has_answer=False) == 100

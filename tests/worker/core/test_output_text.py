@@ -126,3 +126,16 @@ def test_the_joined_stream_is_the_text_up_to_the_stop(text: str, stops: list[str
         assert joined == text
         assert [d.finish_reason for d in deltas if d.finish_reason] == [FinishReason.LENGTH]
         assert sum(delta.num_tokens for delta in deltas) == len(data)
+
+
+def test_shown_special_tokens_are_text_but_for_what_ends_the_sequence() -> None:
+    def shown(*stops: str) -> OutputStream:
+        return OutputStream(Bytes(), StopStrings(stops), show_special_tokens=True)
+
+    stream = shown()
+    assert push(stream, [97, EOT, 98]) == TextDelta("a<|eot|>b", 3)
+    assert push(stream, [99, EOT], FinishReason.STOP) == TextDelta("c", 2, FinishReason.STOP)
+    assert push(shown(), [97, EOT], FinishReason.LENGTH) == TextDelta("a<|eot|>", 2, FinishReason.LENGTH)
+    assert push(shown("<|eot|>"), [97, EOT, 98]) == TextDelta("a", 2, FinishReason.STOP, "<|eot|>")
+    # A stop string may end inside the text of a special token.
+    assert push(shown("a<|"), [97, EOT, 98]) == TextDelta("", 2, FinishReason.STOP, "a<|")

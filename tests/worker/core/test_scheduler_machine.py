@@ -3,7 +3,7 @@
 The pool has all its memory, or is given it and gives it up at the whim of others.
 
 After each step all invariants of blocks and queues hold; at the end every request ended once, all blocks are back, and
-every choice that was left alone equals its solo run.
+every choice that was left alone equals its solo run, beams those of a plain search.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from growth import Grants
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from solo_beams import solo_beams
 
-from naru_proto.errors import ContextLengthExceeded
+from naru_proto.errors import ContextLengthExceeded, InvalidRequest
 from naru_worker.core.prompt_marks import PromptMarks
 from naru_worker.core.request import FinishReason, Request, Sequence
+from naru_worker.core.request_check import max_beam_tokens
 from naru_worker.core.sampling import SamplingParams
 from naru_worker.core.testing import solo_outcome
 from naru_worker.core.testing_engine import PretendEngine
@@ -80,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([None, None, 1]),
         skip_prefix_cache=st.sampled_from([False, False, True]),
         num_shared_blocks=st.sampled_from([0, 0, 1, 2]),
+        beam_width=st.sampled_from([None, None, 1, 3, 4]),
     )
     def arrive(
         self,
@@ -93,11 +96,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs: int | None,
         skip_prefix_cache: bool,
         num_shared_blocks: int,
+        beam_width: int | None,
     ) -> None:
         prompt = TEXT[begin : begin + length]
         num_full = length // self.engine.kv.block_size
         keys = {index: (f"{cache_salt!r} {prompt[: index + 1]}".encode(),) for index in range(num_full)}
-        params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=ignore_eos, prompt_logprobs=prompt_logprobs)
+        if beam_width is not None:
+            n, max_tokens = min(n, beam_width), 3 if max_tokens == 0 else max_tokens
+        params = SamplingParams(
+            max_tokens=max_tokens, n=n, ignore_eos=ignore_eos, prompt_logprobs=prompt_logprobs, beam_width=beam_width
+        )
         try:
             request = self.engine.request(
                 prompt,
@@ -107,8 +115,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 skip_prefix_cache=skip_prefix_cache,
                 marks=PromptMarks(keys, min(num_shared_blocks, num_full)),
             )
-        except ContextLengthExceeded:
-            return
+        except (ContextLengthExceeded, InvalidRequest):
+            return  # too long for the pool, or more beams than sequences may run
         self.requests.append(request)
 
     @rule(num_steps=st.integers(1, 6))
@@ -120,7 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), in_flight=st.booleans())
     def cancel(self, data: st.DataObject, in_flight: bool) -> None:
         request = data.draw(st.sampled_from(self.requests))
-        self.disturbed.update(s for s in request.sequences if s not in self.engine.finished)
+        self.disturbed.update(s for s in _choices(request) if s not in self.engine.finished)
         if in_flight:
             self.engine.step(between=lambda: self.engine.cancel(request))
         else:
@@ -164,8 +172,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (stats.num_used_blocks, stats.num_wasted_slots) == (0, 0)
         assert self.engine.kv.cache.hashes() == () or self.engine.kv.num_free_blocks
         for request in self.requests:
-            for sequence in request.sequences:
+            if request.beams:
+                self.check_beams(request)
+            for sequence in () if request.beams else request.sequences:
                 self.check_outcome(request, sequence)
+
+    def check_beams(self, request: Request) -> None:
+        engine = self.engine
+        if self.disturbed & set(request.sequences):
+            assert all(sequence in engine.finished for sequence in _choices(request))
+            assert not any(engine.tokens.get(sequence) for sequence in _choices(request))
+            return
+        most = max_beam_tokens(request, engine.config, engine.kv) - len(request.prompt_token_ids)
+        if request.params.max_tokens is not None:
+            most = min(most, request.params.max_tokens)
+        expected = solo_beams(engine.model, request, max_tokens=most, eos_token_ids=(3,))
+        assert [(tuple(engine.tokens[s]), engine.finished[s]) for s in _choices(request)] == expected
 
     def check_outcome(self, request: Request, sequence: Sequence) -> None:
         engine = self.engine
@@ -181,6 +203,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if logprobs is not None:
             ids = [item.chosen.token_id if item.chosen else None for item in logprobs]
             assert ids == [None, *request.prompt_token_ids[1:]]
+
+
+def _choices(request: Request) -> list[Sequence]:
+    return request.sequences[: request.params.n]
 
 
 SchedulerMachine.TestCase.settings = settings(

@@ -83,7 +83,7 @@ def test_arrays_equal_the_plan_however_batches_change(script: list[list[tuple[in
             item = sequences[number]
             if kind == "preempt":
                 item.block_table, computed[number] = [], 0
-                item.num_preemptions += 1
+                item.table_version += 1
             count = min(wanted, len(item.token_ids) - computed[number])
             give_blocks(item, computed[number] + count, 1 + number * 100 + turn)
             if kind == "copy":

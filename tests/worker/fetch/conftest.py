@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from file_server import FileServer, file_server
+from object_server import ObjectServer, object_server
+
+from naru_worker.adapters.fetch import bucket
 
 
 @pytest.fixture
@@ -39,3 +43,27 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     pauses: list[float] = []
     monkeypatch.setattr("naru_worker.adapters.fetch.transport.pause", pauses.append)
     return pauses
+
+
+@pytest.fixture(scope="module")
+def shared_store() -> Iterator[ObjectServer]:
+    """An S3 server for all tests of a module."""
+    with object_server() as server:
+        server.put("models", b"")
+        yield server
+
+
+@pytest.fixture
+def store(shared_store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """Its objects stay; each test has a folder of its own."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "STORAGE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", shared_store.url)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(bucket, "RANGE_BYTES", 1 << 20)
+    shared_store.forget()
+    yield shared_store
+    shared_store.fault = None
+    shared_store.rot = lambda asked, body: body
+    shared_store.on_sent = lambda num_bytes: None

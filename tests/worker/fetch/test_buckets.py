@@ -6,12 +6,10 @@ The GCS client speaks the same requests (list-type=2, ranges, If-Match) to it; o
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,38 +17,15 @@ import pytest
 pytest.importorskip("moto", reason="the S3 server is not installed here (extra `test`)")
 pytest.importorskip("flask", reason="the S3 server is not installed here (extra `test`)")
 
-from object_server import Asked, ObjectServer, object_server
+from object_server import Asked, ObjectServer
 
 from naru_proto.errors import LoadError
-from naru_worker.adapters.fetch import FetchedModel, FetchProgress, bucket, fetch
+from naru_worker.adapters.fetch import FetchedModel, FetchProgress, fetch
 from naru_worker.settings import FetchSettings
 
 MIB = 1 << 20
 BODY = bytes(range(251)) * (5 * MIB // 251)
 MODEL = {"model.safetensors": BODY, "config.json": b"{}", "tokenizer.json": b"[]", "README.md": b"no"}
-
-
-@pytest.fixture(scope="module")
-def shared_store() -> Iterator[ObjectServer]:
-    with object_server() as server:
-        server.put("models", b"")
-        yield server
-
-
-@pytest.fixture
-def store(shared_store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    """Its objects stay; each test has a folder of its own."""
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "GOOGLE_", "STORAGE_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", shared_store.url)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(bucket, "RANGE_BYTES", MIB)
-    shared_store.forget()
-    yield shared_store
-    shared_store.fault = None
-    shared_store.rot = lambda asked, body: body
-    shared_store.on_sent = lambda num_bytes: None
 
 
 def put(store: ObjectServer, folder: str, files: dict[str, bytes]) -> None:
@@ -92,6 +67,16 @@ def test_large_objects_come_in_bounded_parallel_ranges_of_what_was_listed(store:
     assert sorted(int(item.range.split("=")[1].split("-")[0]) // MIB for item in asked) == [0, 1, 2, 3, 4]
     assert {item.if_match for item in asked} == {f'"{hashlib.md5(BODY).hexdigest()}"'}
     assert 2 <= store.most_open_ranges <= 3  # one that was sent may not be counted down yet
+
+
+def test_an_onnx_folder_keeps_its_version_and_a_file_may_be_named(store: ObjectServer, home: Path) -> None:
+    put(store, "t", {"config.pbtxt": b"c", "1/model.onnx": b"1", "2/model.onnx": b"2", "2/data": b"d"})
+    found = fetch("s3://models/t", home=home)
+    assert names(found) == {"config.pbtxt", "2"}
+    assert (found.path / "2" / "model.onnx").read_bytes() == b"2"
+    assert (found.path / "2" / "data").read_bytes() == b"d"
+    assert fetch("s3://models/t/1", home=home).path.name == "model.onnx"
+    assert fetch("s3://models/t/1/model.onnx", home=home).path.read_bytes() == b"1"
 
 
 def test_one_gguf_may_be_named_or_be_the_only_one(store: ObjectServer, home: Path) -> None:

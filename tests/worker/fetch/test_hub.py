@@ -88,6 +88,28 @@ def test_the_only_gguf_is_taken_alone(hub: Hub, home: Path) -> None:
     assert found.digest == f"sha256:{sha256(GGUF)}"
 
 
+def test_an_onnx_repository_gives_its_newest_version_with_its_config(hub: Hub, home: Path) -> None:
+    versions = {f"{number}/model.onnx": b"%d" % number for number in (1, 9, 10)}
+    hub.put({**versions, "10/weights.bin": b"w", "config.pbtxt": b"c", "README.md": b"", "x/1/model.onnx": b"no"})
+    found = fetch("hf://org/name", home=home)
+    assert names(found) == {"config.pbtxt", "10"}
+    assert {path.name: path.read_bytes() for path in (found.path / "10").iterdir()} == {
+        "model.onnx": b"10",
+        "weights.bin": b"w",
+    }
+    assert fetch("hf://org/name", home=home) == found, "it is whole in the cache"
+
+
+def test_an_onnx_file_comes_with_its_external_data(hub: Hub, home: Path) -> None:
+    hub.put({**MODEL, "onnx/model.onnx_data": b"w", "onnx/other.onnx": b"o"})
+    found = fetch("hf://org/name/onnx/model.onnx", home=home)
+    assert found.path.name == "model.onnx"
+    assert {path.name for path in found.path.parent.iterdir()} == {"model.onnx", "model.onnx_data", "naru.json"}
+    hub.put({"a.onnx": b"a", "b.onnx": b"b"}, repo="org/two")
+    with pytest.raises(LoadError, match=r"several .onnx files \(a.onnx, b.onnx\)"):
+        fetch("hf://org/two", home=home)
+
+
 def test_one_of_several_ggufs_must_be_named(hub: Hub, home: Path) -> None:
     hub.put({"a.gguf": GGUF + b"a", "sub/b.gguf": GGUF + b"b"})
     with pytest.raises(LoadError, match=r"several GGUF files; name one as hf://org/name/FILE: a.gguf, sub/b.gguf"):

@@ -34,6 +34,17 @@ def test_a_folder_with_one_gguf_is_that_file(tmp_path: Path) -> None:
     assert fetch(f"file://{make(tmp_path / 'm', 'a.gguf', 'readme.md')}").path == tmp_path / "m" / "a.gguf"
 
 
+def test_onnx_models_are_taken_as_they_lie(tmp_path: Path) -> None:
+    folder = make(tmp_path / "m", "config.pbtxt")
+    make(folder / "1", "model.onnx")
+    first = fetch(f"file://{folder}")
+    assert first.path == folder
+    make(folder / "2", "model.onnx")
+    assert fetch(f"file://{folder}").digest != first.digest, "a version more is another model"
+    assert fetch(f"file://{folder}/1/model.onnx").path == folder / "1" / "model.onnx"
+    assert fetch(f"file://{make(tmp_path / 'n', 'any.onnx', 'any.onnx_data')}").path == tmp_path / "n"
+
+
 def test_the_digest_changes_with_the_file(tmp_path: Path) -> None:
     make(tmp_path, "a.gguf")
     before = fetch(f"file://{tmp_path}/a.gguf").digest

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from backends import load
 from batches import all_logits, greedy, num_blocks_for
+from real_engine import choices_of, engine_over, request_of, run_all
+from toy_model import ToyTokenizer
 
 from naru_worker.adapters.models.opening import open_model
 
@@ -22,6 +24,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.smollm2, pytest.mark.timeout(400)]
 
 MAX_TOKENS = 64
 BLOCK_SIZE = 16
+BEAM_TOKENS = 16
+VOCAB_SIZE = 49152
+SMOLLM2_EOS = 2
 
 CPU_LOGIT_TOLERANCE = 0.5
 """Largest gap, in the reference's logits, between its choice and the choice of the `cpu` backend where the two first
@@ -63,9 +68,14 @@ def prompts(smollm2_path: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def transformers_output(smollm2_path: Path, prompts: list[list[int]]) -> list[list[int]]:
+def dequantized(smollm2_path: Path) -> Any:
     torch.set_num_threads(1)
-    model = _dequantized_model(smollm2_path)
+    return _dequantized_model(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def transformers_output(dequantized: Any, prompts: list[list[int]]) -> list[list[int]]:
+    model = dequantized
     width = max(map(len, prompts))
     # Left padding: all outputs start in one column, so that one batch decodes everything.
     padded = torch.tensor([[0] * (width - len(ids)) + ids for ids in prompts])
@@ -171,3 +181,50 @@ def test_cpu_parts_from_the_reference_only_at_near_ties(
         row = all_logits(ref, prompt + expected[:first])[-1]
         gap = float(row[expected[first]] - row[got[first]])
         assert gap < CPU_LOGIT_TOLERANCE, f"at output token {first} the cpu backend is off by {gap:.3f}"
+
+
+@pytest.mark.parametrize(("prompt_index", "num_beams", "length_penalty"), [(0, 3, 1.0), (12, 4, 2.0)])
+def test_beams_equal_transformers_on_ref_and_score_as_well_on_cpu(
+    smollm2_path: Path,
+    ref: Any,
+    dequantized: Any,
+    prompts: list[list[int]],
+    prompt_index: int,
+    num_beams: int,
+    length_penalty: float,
+) -> None:
+    prompt = prompts[prompt_index]
+    with torch.inference_mode():
+        found = dequantized.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            do_sample=False,
+            max_new_tokens=BEAM_TOKENS,
+            length_penalty=length_penalty,
+            eos_token_id=SMOLLM2_EOS,
+            pad_token_id=SMOLLM2_EOS,
+        )[:, len(prompt) :].tolist()
+    expected = [tuple(row[: row.index(SMOLLM2_EOS) + 1] if SMOLLM2_EOS in row else row) for row in found]
+
+    def search(runner: Any) -> list[tuple[int, ...]]:
+        # Ids alone are looked at: what their text is does not matter.
+        engine, scheduler = engine_over(runner, ToyTokenizer(), VOCAB_SIZE, (SMOLLM2_EOS,))
+        request = request_of(
+            prompt, beam_width=num_beams, n=num_beams, max_tokens=BEAM_TOKENS, length_penalty=length_penalty
+        )
+        return choices_of(run_all(engine, scheduler, [request]))
+
+    def score(output: tuple[int, ...]) -> float:
+        rows = all_logits(ref, [*prompt, *output])[len(prompt) - 1 : -1].astype(np.float64)
+        logprobs = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1)[:, None]
+        total = float(logprobs[np.arange(len(output)), output].sum())
+        return float(total / len(output) ** length_penalty)
+
+    assert search(ref) == expected
+    cpu = load("cpu", smollm2_path, block_size=BLOCK_SIZE, num_blocks=64, kv_format="f16")
+    best = search(cpu)[0]
+    cpu.close()
+    # By the reference's own score it is as good a text, but for what a near tie may cost.
+    assert score(best) > score(expected[0]) - CPU_LOGIT_TOLERANCE / len(expected[0]) ** (length_penalty - 1)

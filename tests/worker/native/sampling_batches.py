@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from naru_worker.adapters.ops.protocol import SamplingBatch
+from naru_worker.adapters.ops.protocol import SamplingBatch, TokenMasks
 
 
 def sampling_batch(rows: list[dict[str, Any]], vocab_limit: int, max_logprobs: int = 0) -> SamplingBatch:
@@ -43,7 +43,22 @@ def sampling_batch(rows: list[dict[str, Any]], vocab_limit: int, max_logprobs: i
         banned_ids=np.array([token for row in rows for token in row.get("banned", ())], np.int32),
         vocab_limit=vocab_limit,
         max_logprobs=max_logprobs,
+        masks=token_masks([row.get("mask") for row in rows], vocab_limit),
     )
+
+
+def token_masks(allowed: list[list[int] | None], vocab_limit: int, *, is_open: bool = True) -> TokenMasks | None:
+    """Masks with the bits of these ids set; None: the row has no mask. Without any, none at all."""
+    held = [ids for ids in allowed if ids is not None]
+    if not held:
+        return None
+    words = np.zeros((len(held), (vocab_limit + 31) // 32), np.uint32)
+    for place, ids in enumerate(held):
+        for token_id in ids:
+            words[place, token_id // 32] |= np.uint32(1 << token_id % 32)
+    places = iter(range(len(held)))
+    rows = np.array([-1 if ids is None else next(places) for ids in allowed], np.int32)
+    return TokenMasks(rows, words, np.array([int(is_open)], np.int32), wait_s=0.02)
 
 
 def greedy_batch(num_rows: int, vocab_limit: int) -> SamplingBatch:

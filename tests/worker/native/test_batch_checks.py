@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from batches import batch_of, lanes_for
 from native_models import checkpoint_of, config_of
-from sampling_batches import greedy_batch
+from sampling_batches import greedy_batch, token_masks
 
 from naru_proto.errors import InternalError
 from naru_worker.adapters.ops import cpu
 from naru_worker.adapters.ops.cpu import CpuRunner
-from naru_worker.adapters.ops.protocol import BatchInputs, RunnerOptions
+from naru_worker.adapters.ops.protocol import BatchInputs, RunnerOptions, TokenMasks
 
 VOCAB = 97
 
@@ -109,6 +109,10 @@ def test_more_tokens_or_sequences_than_the_runner_was_built_for_are_refused(runn
         ({"repetition_penalty": np.zeros(2, np.float32)}, "out of range"),
         ({"temperature": np.zeros(3, np.float32)}, "temperature"),
         ({"seed": np.zeros(2, np.int64)}, "seed is int64"),
+        ({"masks": token_masks([[1]], VOCAB)}, "mask_rows"),
+        ({"masks": TokenMasks(ints(0, 1), np.zeros((1, 99), np.uint32), ints(1), 1.0)}, "none of the masks"),
+        ({"masks": TokenMasks(ints(-2, 0), np.zeros((1, 99), np.uint32), ints(1), 1.0)}, "none of the masks"),
+        ({"masks": TokenMasks(ints(0, 0), np.zeros((1, 0), np.uint32), ints(1), 1.0)}, "shorter than vocab_limit"),
     ],
 )
 def test_broken_sampling_is_refused_with_a_reason(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sampling_batches import sampling_batch
+from sampling_batches import sampling_batch, token_masks
 
 from naru_worker.adapters.ops import sampling_ref
 from naru_worker.adapters.ops.cpu_batch import address, sampling_inputs, sampling_outputs
@@ -69,6 +71,7 @@ ROW = st.fixed_dictionaries(
             st.tuples(st.integers(0, 299), st.integers(0, 4)), max_size=6, unique_by=lambda entry: entry[0]
         ),
         "banned": st.lists(st.integers(0, 299), max_size=4),
+        "mask": st.none() | st.lists(st.integers(0, 299), max_size=5) | st.just(list(range(20, 300))),
     }
 )
 
@@ -113,6 +116,17 @@ def test_native_and_reference_agree_on_a_large_vocabulary(sampler: Sampler) -> N
     np.testing.assert_array_equal(actual.ranks, expected.ranks)
     np.testing.assert_array_equal(actual.top_ids, expected.top_ids)
     np.testing.assert_allclose(actual.logprobs, expected.logprobs, atol=1e-5)
+
+
+def test_a_mask_costs_unmasked_rows_nothing_and_large_ones_agree(sampler: Sampler) -> None:
+    rng = np.random.default_rng(2)
+    logits = (rng.standard_normal((6, 50_000)) * 4).astype(np.float32)
+    masks: list[list[int] | None] = [None, [7], list(range(0, 49_990, 3)), list(range(100, 49_990)), [49_989, 3], None]
+    rows = [{"temperature": t, "seed": i, "mask": masks[i]} for i, t in enumerate((0.0, 1.0, 1.0, 0.0, 2.0, 1.0))]
+    expected = sampling_ref.sample(logits, sampling_batch(rows, 49_990))
+    np.testing.assert_array_equal(sampler(logits, sampling_batch(rows, 49_990)).token_ids, expected.token_ids)
+    plain = sampler(logits, sampling_batch([{**row, "mask": None} for row in rows], 49_990)).token_ids
+    assert (expected.token_ids[0], expected.token_ids[5]) == (plain[0], plain[5])
 
 
 @pytest.fixture(params=["reference", "native"])
@@ -262,3 +276,45 @@ def test_uniform_numbers_cover_the_interval_evenly() -> None:
     for along in ([(seed, 3) for seed in range(4096)], [(3, counter) for counter in range(4096)]):
         bins = Counter(int(sampling_ref.uniform(*point) * 16) for point in along)
         assert all(abs(bins[i] - 256) < 5 * math.sqrt(256) for i in range(16))
+
+
+def test_a_mask_comes_before_bias_and_logprobs_are_those_of_the_raw_distribution(any_sampler: Sampler) -> None:
+    logits = np.array([[5.0, 1.0, 2.0, 0.0]], np.float32)
+    row = {"temperature": 0.0, "mask": [1, 3], "bias": [(0, 100.0), (3, 2.0)], "num_logprobs": 2}
+    output = any_sampler(logits, sampling_batch([row], 4, max_logprobs=2))
+    raw = logits[0] - math.log(np.exp(logits[0]).sum())
+    assert output.token_ids.tolist() == [3]
+    assert output.ranks.tolist() == [4]
+    np.testing.assert_allclose(output.logprobs, raw[3:], atol=1e-5)
+    assert output.top_ids.tolist() == [[0, 2]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_a_ban_or_nan_leaves_nothing_of_a_mask_the_mask_wins(any_sampler: Sampler, temperature: float) -> None:
+    assert one(any_sampler, [1.0, 1.0, 1.0], temperature=temperature, mask=[2], banned=[2]) == 2
+    assert one(any_sampler, [1.0, 1.0, 1.0], temperature=temperature, mask=[1, 2], banned=[1]) == 2
+    assert one(any_sampler, [1.0, math.nan, -math.inf], temperature=temperature, mask=[1, 2]) == 1
+    assert one(any_sampler, [1.0, math.nan, -math.inf], temperature=temperature, mask=[1, 2], banned=[1]) == 2
+
+
+def test_a_row_whose_mask_does_not_come_is_given_up_and_the_others_are_sampled(any_sampler: Sampler) -> None:
+    batch = sampling_batch([{"temperature": 0.0}] * 3, 4)
+    batch = dataclasses.replace(batch, masks=token_masks([None, [1], None], 4, is_open=False))
+    logits = np.array([[0, 1, 2, 3], [0, 1, 2, 3], [3, 2, 1, 0]], np.float32)
+    assert any_sampler(logits, batch).token_ids.tolist() == [3, -1, 0]
+
+
+def test_a_row_waits_for_its_mask(any_sampler: Sampler) -> None:
+    masks = token_masks([[0]], 4, is_open=False)
+    assert masks is not None
+    masks = dataclasses.replace(masks, wait_s=30.0)
+    batch = dataclasses.replace(sampling_batch([{"temperature": 0.0}], 4), masks=masks)
+
+    def write() -> None:
+        masks.words[0, 0] = 1 << 2
+        masks.gate[0] = 1
+
+    writer = threading.Timer(0.01, write)
+    writer.start()
+    assert any_sampler(np.array([[0, 1, 2, 3]], np.float32), batch).token_ids.tolist() == [2]
+    writer.join()

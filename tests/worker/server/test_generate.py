@@ -11,7 +11,7 @@ from toy_model import toy_logits
 from toy_worker import Exchange, RunningWorker, ToyLoader, ask, eventually, ids, running_worker, text, toy_settings
 
 from naru_proto.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
-from naru_worker.adapters.server import board as board_module
+from naru_worker.adapters.server import admission
 
 
 async def solo(worker: RunningWorker, request: worker_pb2.GenerateRequest) -> list[worker_pb2.Delta]:
@@ -252,7 +252,7 @@ async def test_a_request_id_is_unique_among_the_living() -> None:
 
 
 async def test_long_prompts_are_tokenized_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board_module, "INLINE_PROMPT_CHARS", 3)
+    monkeypatch.setattr(admission, "INLINE_CHARS", 3)
     async with running_worker(None, None, "toy") as worker:
         router = Exchange(worker.stub)
         await router.send(ask("long", "abcdefgh"), ask("gone", "abcdefghi", max_tokens=200), cancel=("gone",))

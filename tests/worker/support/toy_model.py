@@ -6,13 +6,15 @@ stale block, a copy that did not happen, a position off by one, another row's se
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from naru_worker.adapters.engine.batch_runner import EncoderInput
 from naru_worker.adapters.engine.engine import ModelEngine
 from naru_worker.adapters.engine.token_table import TokenTable
 from naru_worker.adapters.memory.kv_space import KVSpace
@@ -24,6 +26,7 @@ from naru_worker.adapters.ops.protocol import (
     SampleOutput,
     SamplingBatch,
 )
+from naru_worker.adapters.ops.sampling_ref import await_masks, mask_of
 from naru_worker.core.kv_manager import KVManager
 from naru_worker.core.scheduler import Scheduler
 from naru_worker.core.scheduler_config import SchedulerConfig
@@ -32,6 +35,7 @@ EOS = 256
 VOCAB_SIZE = 264
 """256 bytes, EOS, one more special token, and six ids that the tokenizer does not know."""
 NUM_TOKENS = 258
+HIDDEN_SIZE = 8
 
 
 class ToyTokenizer:
@@ -42,6 +46,20 @@ class ToyTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
+
+    def encode_input(
+        self, text: str, pair: str | None, *, add_special_tokens: bool, max_tokens: int | None
+    ) -> EncoderInput:
+        first, second = list(text.encode()), [] if pair is None else [*pair.encode()]
+        middle = [] if pair is None else [257]
+        return EncoderInput(
+            tuple([*first, *middle, *second][:max_tokens]),
+            tuple(([0] * (len(first) + len(middle)) + [1] * len(second))[:max_tokens]),
+        )
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        parts = [b"" if i >= 256 and skip_special_tokens else self.token_bytes(i) for i in token_ids]
+        return b"".join(parts).decode("utf-8", "replace")
 
     def piece(self, token_id: int) -> bytes | None:
         return bytes([token_id]) if token_id < 256 else None
@@ -78,7 +96,10 @@ class ToyRunner:
         self.before_step(batch)
         self.num_steps += 1
         self.threads.add(threading.get_ident())
-        return draw(self.logits(batch), sampling)
+        logits = self.logits(batch)
+        output = draw(logits, sampling)
+        # What stands for a state: the first scores, which depend on all tokens before them as well.
+        return dataclasses.replace(output, hidden=logits[:, :HIDDEN_SIZE]) if sampling.wants_hidden else output
 
     def logits(self, batch: BatchInputs) -> FloatArray:
         assert not self.is_closed, "a closed runner was asked"
@@ -134,6 +155,12 @@ def draw(logits: FloatArray, sampling: SamplingBatch) -> SampleOutput:
         raw = logits[i].astype(np.float64)
         raw[sampling.vocab_limit :] = -np.inf
         scores = raw.copy()
+        if sampling.masks is not None and sampling.masks.rows[i] >= 0 and not await_masks(sampling.masks):
+            ids[i] = -1
+            continue
+        mask = mask_of(sampling, i)
+        if mask is not None:
+            scores[: sampling.vocab_limit][~mask] = -np.inf
         start, end = sampling.penalty_start[i : i + 2]
         seen, counts = sampling.penalty_ids[start:end], sampling.penalty_output_counts[start:end]
         repeated = scores[seen]
@@ -145,6 +172,8 @@ def draw(logits: FloatArray, sampling: SamplingBatch) -> SampleOutput:
         scores[sampling.bias_ids[start:end]] += sampling.bias_values[start:end]
         start, end = sampling.banned_start[i : i + 2]
         scores[sampling.banned_ids[start:end]] = -np.inf
+        if mask is not None and scores.max() == -np.inf:
+            scores[np.flatnonzero(mask)[:1]] = 0.0
         if sampling.target[i] >= 0:
             ids[i] = sampling.target[i]
         elif sampling.temperature[i] == 0.0:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from toy_model import VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_engine
+from toy_model import EOS, HIDDEN_SIZE, NUM_TOKENS, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_engine
 
 from naru_proto.registry import ModelInfoRecord
 from naru_proto.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
 from naru_worker.adapters.engine.engine import ModelEngine
-from naru_worker.adapters.engine.loaded import LoadedModel, ModelFacts
+from naru_worker.adapters.engine.grammar_compiler import GrammarCompiler, GrammarRoom
+from naru_worker.adapters.engine.loaded import LoadedModel, ModelFacts, PoolingFacts
 from naru_worker.adapters.engine.loader import ImageUsage, Interrupted
 from naru_worker.adapters.engine.resident import Progress
 from naru_worker.adapters.engine.token_table import TokenTable
@@ -49,6 +50,7 @@ class ToyLoader:
     max_num_seqs: int = 64
     max_model_len: int = 256
     budget_bytes: int = 10**6
+    grammars: GrammarRoom = field(default_factory=GrammarRoom)
     opening: dict[str, threading.Event] = field(default_factory=dict)
     """By URI: `prepare` waits for it, reporting progress meanwhile."""
     building: dict[str, threading.Event] = field(default_factory=dict)
@@ -178,7 +180,16 @@ class ToyHosted:
             TokenTable(tokenizer),
             RequestLimits(plan.max_model_len, 258, 4),
             ModelFacts(
-                ModelInfoRecord("toy", plan.max_model_len, VOCAB_SIZE, "{{ messages }}", "", "<eos>"),
+                ModelInfoRecord(
+                    "toy",
+                    plan.max_model_len,
+                    VOCAB_SIZE,
+                    "{{ messages }}",
+                    "",
+                    "<eos>",
+                    tasks=("generate", "embed"),
+                    embedding_dim=HIDDEN_SIZE,
+                ),
                 f"digest of {uri}",
                 self._prepared.footprint.weight_bytes,
                 plan.kv_bytes,
@@ -187,6 +198,8 @@ class ToyHosted:
                 plan.num_blocks,
             ),
             release,
+            grammars=GrammarCompiler(loader.grammars, tokenizer, NUM_TOKENS, (EOS,)),
+            pooling=PoolingFacts("embed", plan.max_model_len, True, HIDDEN_SIZE),
         )
         if uri in loader.late_errors:
             on_started(model)

@@ -124,6 +124,11 @@ class EngineSettings:
     """Longest prompt and output together, tokens, of any model. 0: what each model was made for."""
     enable_prefix_caching: bool = True
     """Keep finished blocks for later requests with the same beginning."""
+    max_batch_size: int = 64
+    """Most inputs that a model which does not generate computes at once: texts, pairs, or rows of tensors."""
+    max_batch_delay_s: float = 0.002
+    """Seconds the first input of such a batch waits for more while the model is idle. While it computes, inputs gather
+    anyway."""
     step_timeout_s: float = 120.0
     """A step that takes longer is taken for hung: health turns bad and the process leaves with an error."""
 
@@ -137,6 +142,8 @@ class EngineSettings:
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _at_least("max_model_len", self.max_model_len, 0)
+        _at_least("max_batch_size", self.max_batch_size, 1)
+        _at_least("max_batch_delay_s", self.max_batch_delay_s, 0.0)
         _at_least("step_timeout_s", self.step_timeout_s, 0.1)
 
 

@@ -35,9 +35,15 @@ def worker_process(worker_id: str, pool: DesiredPool, redis_url: str) -> Process
 
 
 def router_process(
-    name: str, redis_url: str, host: str, http_port: int, grpc_port: int, tenants_file: Path | None = None
+    name: str,
+    redis_url: str,
+    host: str,
+    http_port: int,
+    grpc_port: int,
+    tenants_file: Path | None = None,
+    files_dir: Path | None = None,
 ) -> ProcessSpec:
-    """A router on two public ports."""
+    """A router on two public ports; `files_dir`: what clients upload and have stored, shared by all routers."""
     flags = {
         "--host": host,
         "--http-port": str(http_port),
@@ -47,6 +53,8 @@ def router_process(
     }
     if tenants_file is not None:
         flags["--tenants-file"] = str(tenants_file.absolute())
+    if files_dir is not None:
+        flags["--files-dir"] = str(files_dir.absolute())
     return ProcessSpec(name, _argv("naru_router", flags))
 
 

@@ -1,4 +1,4 @@
-"""One question to a router that may not listen yet: which models does it know. Called while `naru up` starts.
+"""Questions to a router that may not listen yet: which models does it know, what can they do. Asked by `naru up`.
 
 Readiness tells it without an API key.
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from typing import Any
 
 _TIMEOUT_S = 5.0
 _MAX_BYTES = 4 << 20
@@ -18,12 +19,28 @@ _MAX_BYTES = 4 << 20
 async def listed_models(host: str, port: int) -> set[str] | None:
     """Names that a router knows by ``/readyz``; None while it does not answer that with 200."""
     try:
+        detail = await _detail(host, port)
+        return None if detail is None else {str(name) for name in detail["models"].keys()}
+    except (KeyError, TypeError, AttributeError):
+        return None
+
+
+async def tasks_of_models(host: str, port: int) -> dict[str, list[str]]:
+    """What models that a router knows can be asked for, by name; those of which it is not known are left out."""
+    try:
+        detail = await _detail(host, port) or {"tasks": {}}
+        return {str(name): [str(task) for task in tasks] for name, tasks in detail["tasks"].items()}
+    except (KeyError, TypeError, AttributeError):
+        return {}
+
+
+async def _detail(host: str, port: int) -> Any:
+    """What it tells of itself; None while it does not answer that with 200."""
+    try:
         async with asyncio.timeout(_TIMEOUT_S):
             head, _, body = (await _get(host, port, "/readyz")).partition(b"\r\n\r\n")
-        if b" 200 " not in head.split(b"\r\n", 1)[0]:
-            return None
-        return {str(name) for name in json.loads(body)["models"].keys()}
-    except (OSError, TimeoutError, ValueError, KeyError, TypeError, AttributeError):
+        return json.loads(body) if b" 200 " in head.split(b"\r\n", 1)[0] else None
+    except (OSError, TimeoutError, ValueError):
         return None
 
 

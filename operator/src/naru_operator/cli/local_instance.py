@@ -44,6 +44,8 @@ class Endpoints:
     """HTTP and gRPC ports of the second router and those after it."""
     tenants_file: Path | None = None
     """Who may ask; None: everybody."""
+    files_dir: Path | None = None
+    """What clients upload and have stored: it outlives the instance. None: nothing of that is offered."""
 
     @property
     def ports(self) -> dict[str, tuple[int, int]]:
@@ -118,7 +120,9 @@ class LocalInstance:
         it = self._endpoints
         for name, (http_port, grpc_port) in it.ports.items():
             await self._supervisor.start(
-                local_processes.router_process(name, self._redis_url, it.host, http_port, grpc_port, it.tenants_file)
+                local_processes.router_process(
+                    name, self._redis_url, it.host, http_port, grpc_port, it.tenants_file, it.files_dir
+                )
             )
         for pool in desired.pools:
             for worker_id in pool.worker_ids():

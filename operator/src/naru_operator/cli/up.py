@@ -24,6 +24,7 @@ from naru_operator.adapters.manifest_files import manifest_changes, read_manifes
 from naru_operator.adapters.ports import free_ports, require_port
 from naru_operator.adapters.process_age import own_age_s, process_start
 from naru_operator.adapters.redis_server import find_redis_server, redis_url
+from naru_operator.adapters.router_probe import tasks_of_models
 from naru_operator.adapters.run_state import RunState, naru_home, private_folder, running, write_run_state
 from naru_operator.cli.local_instance import Endpoints, LocalInstance
 from naru_operator.cli.progress import LineProgress, open_progress
@@ -107,7 +108,8 @@ def _noted(options: UpOptions, folder: Path) -> Iterator[tuple[Endpoints, str]]:
         free = iter(free_ports(options.host, wanted.count(0), taken=wanted))
         http_port, grpc_port, *more = (port or next(free) for port in wanted)
         pairs = tuple(zip(more[::2], more[1::2], strict=True))
-        endpoints = Endpoints(options.host, http_port, grpc_port, folder, pairs, options.tenants_file)
+        files = naru_home() / "files"
+        endpoints = Endpoints(options.host, http_port, grpc_port, folder, pairs, options.tenants_file, files)
         url = options.redis_url or redis_url(folder)
         note = write_run_state(naru_home(), _state(endpoints, url, options))
         yield endpoints, url
@@ -143,7 +145,8 @@ async def _serve(
                 return _SIGNAL_EXIT_BASE + signals.first.result()
             starting.result()
         events.serving(LineProgress())
-        _print_ready(endpoints, desired, events)
+        tasks = await tasks_of_models(endpoints.reachable_host, endpoints.http_port)
+        _print_ready(endpoints, desired, events, tasks)
         async with _applying_edits(options, instance, events):
             await signals.first
         click.echo("stopping (Ctrl-C again ends at once)", err=True)
@@ -170,10 +173,9 @@ def _state(endpoints: Endpoints, redis_url: str, options: UpOptions) -> RunState
     )
 
 
-def _print_ready(endpoints: Endpoints, desired: DesiredState, events: UpEvents) -> None:
+def _print_ready(endpoints: Endpoints, desired: DesiredState, events: UpEvents, tasks: dict[str, list[str]]) -> None:
     served = [model.name for model in desired.models if model.name not in events.failed_models]
-    question = {"role": "user", "content": "Name the capital of France."}
-    body = {"model": served[0], "messages": [question], "temperature": 0}
+    path, body = _first_request(served, tasks)
     shown = listed(served, _MAX_NAMES_SHOWN)
     key = ' -H "Authorization: Bearer $NARU_API_KEY"' if endpoints.tenants_file is not None else ""
     if endpoints.more_http_urls:
@@ -181,9 +183,23 @@ def _print_ready(endpoints: Endpoints, desired: DesiredState, events: UpEvents) 
     click.echo(
         f"ready in {own_age_s():.2f} s: {shown} at {endpoints.http_url} (gRPC {endpoints.grpc_address}); "
         "Ctrl-C stops. Try:\n"
-        f"curl {endpoints.http_url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+        f"curl {endpoints.http_url}{path} -H 'Content-Type: application/json'{key} "
         f"-d '{json.dumps(body)}'"
     )
+
+
+def _first_request(served: list[str], tasks: dict[str, list[str]]) -> tuple[str, dict[str, object]]:
+    """Path and body of something to try: a chat, where a model may take one."""
+    chatty = [name for name in served if "generate" in tasks.get(name, ["generate"])]
+    if chatty:
+        question = {"role": "user", "content": "Name the capital of France."}
+        return "/v1/chat/completions", {"model": chatty[0], "messages": [question], "temperature": 0}
+    first = served[0]
+    if "embed" in tasks[first]:
+        return "/v1/embeddings", {"model": first, "input": "Name the capital of France."}
+    if "score" in tasks[first]:
+        return "/v1/score", {"model": first, "text_1": "the capital of France", "text_2": ["Paris", "Rome"]}
+    return "/v2/repository/index", {}
 
 
 @contextlib.asynccontextmanager

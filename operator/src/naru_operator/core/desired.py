@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from naru_operator.core.scaling import Scaling, scaling_of
 from naru_operator.core.traffic import Traffic, traffic_of
-from naru_proto.crd.model_residency import EngineSpec, ResourcesSpec
+from naru_proto.crd.model_residency import BatchingSpec, EngineSpec, ResourcesSpec
 from naru_proto.crd.v1alpha1 import ModelDeployment, ModelDeploymentSpec, WorkerPool
 from naru_proto.errors import InvalidRequest
 
@@ -30,6 +30,8 @@ class EngineLimits:
     kv_cache_bytes: int | None = None
     kv_cache_min_bytes: int | None = None
     enable_prefix_caching: bool | None = None
+    max_batch_size: int | None = None
+    max_batch_delay_s: float | None = None
 
 
 _LEAST_IDLE_TTL_S = 0.001
@@ -199,14 +201,14 @@ def _model(deployment: ModelDeployment, labels: dict[str, dict[str, str]]) -> De
         aliases=(spec.alias,) if spec.alias else (),
         min_replicas=spec.replicas.min,
         pools=pools,
-        limits=engine_limits(spec.engine, spec.resources),
+        limits=engine_limits(spec.engine, spec.resources, spec.batching),
         residency=residency_of(spec),
         scaling=scaling_of(spec, spec.resources),
         traffic=traffic_of(spec),
     )
 
 
-def engine_limits(engine: EngineSpec, resources: ResourcesSpec) -> EngineLimits:
+def engine_limits(engine: EngineSpec, resources: ResourcesSpec, batching: BatchingSpec) -> EngineLimits:
     """What a manifest says of a model's engine, as a worker is told."""
     return EngineLimits(
         max_model_len=engine.max_model_len,
@@ -215,6 +217,8 @@ def engine_limits(engine: EngineSpec, resources: ResourcesSpec) -> EngineLimits:
         kv_cache_bytes=resources.kv_cache.max_bytes,
         kv_cache_min_bytes=resources.kv_cache.min_bytes,
         enable_prefix_caching=engine.enable_prefix_caching,
+        max_batch_size=batching.max_batch_size,
+        max_batch_delay_s=batching.max_delay_s,
     )
 
 

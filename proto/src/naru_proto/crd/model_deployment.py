@@ -11,7 +11,14 @@ from pydantic import Field
 
 from naru_proto.crd.base import CrdModel, Items, Rule
 from naru_proto.crd.metadata import ObjectMeta
-from naru_proto.crd.model_residency import EngineSpec, ReplicasSpec, ResidencySpec, ResourcesSpec, ScalingSpec
+from naru_proto.crd.model_residency import (
+    BatchingSpec,
+    EngineSpec,
+    ReplicasSpec,
+    ResidencySpec,
+    ResourcesSpec,
+    ScalingSpec,
+)
 from naru_proto.crd.model_status import ModelDeploymentStatus
 from naru_proto.crd.model_traffic import PlacementSpec, QueueSpec, RolloutSpec, RoutingSpec, TenancySpec
 from naru_proto.crd.units import DnsLabel, DnsSubdomain, ModelNameText, ModelUriText
@@ -70,6 +77,9 @@ class ModelDeploymentSpec(CrdModel):
     )
     resources: ResourcesSpec = Field(default_factory=ResourcesSpec, description="What one copy takes of a worker.")
     engine: EngineSpec = Field(default_factory=EngineSpec, description="Limits of the engine for this model.")
+    batching: BatchingSpec = Field(
+        default_factory=BatchingSpec, description="How inputs are computed together where the model does not generate."
+    )
     placement: PlacementSpec = Field(default_factory=PlacementSpec, description="Which workers may hold the model.")
     routing: RoutingSpec = Field(default_factory=RoutingSpec, description="How requests choose among the copies.")
     queue: QueueSpec = Field(default_factory=QueueSpec, description="How requests wait while no copy is ready.")

@@ -170,3 +170,31 @@ class EngineSpec(CrdModel):
             ),
         ),
     )
+
+
+class BatchingSpec(CrdModel):
+    """How inputs of a model that does not generate, an encoder or a model of tensors, are computed together."""
+
+    max_batch_size: int | None = Field(
+        default=None,
+        alias="maxBatchSize",
+        ge=1,
+        le=65_536,
+        description="Most inputs computed at once: texts, pairs, or rows of tensors. Absent: what the model's files "
+        "say, else the worker's default.",
+    )
+    max_delay_s: Seconds | None = Field(
+        default=None,
+        alias="maxDelay",
+        description="How long the first input of a batch waits for more while the model is idle, at most 60s. Absent: "
+        "what the model's files say, else the worker's default.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "maxDelay",
+            "!has(self.maxDelay) || duration(self.maxDelay) <= duration('60s')",
+            'must be at most 60s: write for example "5ms"',
+            lambda spec: spec.max_delay_s is None or spec.max_delay_s <= 60,
+        ),
+    )

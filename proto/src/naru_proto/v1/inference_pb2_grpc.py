@@ -45,6 +45,21 @@ class InferenceStub:
                 request_serializer=naru__proto_dot_v1_dot_inference__pb2.InferenceChatRequest.SerializeToString,
                 response_deserializer=naru__proto_dot_v1_dot_inference__pb2.InferenceReply.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/naru.v1.Inference/Embed',
+                request_serializer=naru__proto_dot_v1_dot_inference__pb2.InferenceEmbedRequest.SerializeToString,
+                response_deserializer=naru__proto_dot_v1_dot_inference__pb2.InferenceEmbedReply.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/naru.v1.Inference/Tokenize',
+                request_serializer=naru__proto_dot_v1_dot_inference__pb2.InferenceTokenizeRequest.SerializeToString,
+                response_deserializer=naru__proto_dot_v1_dot_inference__pb2.InferenceTokenizeReply.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/naru.v1.Inference/Detokenize',
+                request_serializer=naru__proto_dot_v1_dot_inference__pb2.InferenceDetokenizeRequest.SerializeToString,
+                response_deserializer=naru__proto_dot_v1_dot_inference__pb2.InferenceDetokenizeReply.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/naru.v1.Inference/ListModels',
                 request_serializer=naru__proto_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
@@ -70,6 +85,27 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """A vector for each text, by a model that makes them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """A text in the tokens of a model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of a model's tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """The models that can be asked for, in name order.
         """
@@ -89,6 +125,21 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Chat,
                     request_deserializer=naru__proto_dot_v1_dot_inference__pb2.InferenceChatRequest.FromString,
                     response_serializer=naru__proto_dot_v1_dot_inference__pb2.InferenceReply.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=naru__proto_dot_v1_dot_inference__pb2.InferenceEmbedRequest.FromString,
+                    response_serializer=naru__proto_dot_v1_dot_inference__pb2.InferenceEmbedReply.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=naru__proto_dot_v1_dot_inference__pb2.InferenceTokenizeRequest.FromString,
+                    response_serializer=naru__proto_dot_v1_dot_inference__pb2.InferenceTokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=naru__proto_dot_v1_dot_inference__pb2.InferenceDetokenizeRequest.FromString,
+                    response_serializer=naru__proto_dot_v1_dot_inference__pb2.InferenceDetokenizeReply.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -151,6 +202,87 @@ class Inference:
             '/naru.v1.Inference/Chat',
             naru__proto_dot_v1_dot_inference__pb2.InferenceChatRequest.SerializeToString,
             naru__proto_dot_v1_dot_inference__pb2.InferenceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/naru.v1.Inference/Embed',
+            naru__proto_dot_v1_dot_inference__pb2.InferenceEmbedRequest.SerializeToString,
+            naru__proto_dot_v1_dot_inference__pb2.InferenceEmbedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/naru.v1.Inference/Tokenize',
+            naru__proto_dot_v1_dot_inference__pb2.InferenceTokenizeRequest.SerializeToString,
+            naru__proto_dot_v1_dot_inference__pb2.InferenceTokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/naru.v1.Inference/Detokenize',
+            naru__proto_dot_v1_dot_inference__pb2.InferenceDetokenizeRequest.SerializeToString,
+            naru__proto_dot_v1_dot_inference__pb2.InferenceDetokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,12 @@ class InferenceStub:
     """Continues a prompt. The last reply of each choice carries its finish reason; the last reply of all carries usage."""
     Chat: _grpc.UnaryStreamMultiCallable[_inference_pb2.InferenceChatRequest, _inference_pb2.InferenceReply]
     """Renders the model's chat template over the messages, then generates."""
+    Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.InferenceEmbedRequest, _inference_pb2.InferenceEmbedReply]
+    """A vector for each text, by a model that makes them."""
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.InferenceTokenizeRequest, _inference_pb2.InferenceTokenizeReply]
+    """A text in the tokens of a model."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.InferenceDetokenizeRequest, _inference_pb2.InferenceDetokenizeReply]
+    """The text of a model's tokens."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsReply]
     """The models that can be asked for, in name order."""
 
@@ -49,6 +55,12 @@ class InferenceAsyncStub(InferenceStub):
     """Continues a prompt. The last reply of each choice carries its finish reason; the last reply of all carries usage."""
     Chat: _aio.UnaryStreamMultiCallable[_inference_pb2.InferenceChatRequest, _inference_pb2.InferenceReply]  # type: ignore[assignment]
     """Renders the model's chat template over the messages, then generates."""
+    Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.InferenceEmbedRequest, _inference_pb2.InferenceEmbedReply]  # type: ignore[assignment]
+    """A vector for each text, by a model that makes them."""
+    Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.InferenceTokenizeRequest, _inference_pb2.InferenceTokenizeReply]  # type: ignore[assignment]
+    """A text in the tokens of a model."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.InferenceDetokenizeRequest, _inference_pb2.InferenceDetokenizeReply]  # type: ignore[assignment]
+    """The text of a model's tokens."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsReply]  # type: ignore[assignment]
     """The models that can be asked for, in name order."""
 
@@ -68,6 +80,27 @@ class InferenceServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.InferenceReply], _abc.AsyncIterator[_inference_pb2.InferenceReply]]:
         """Renders the model's chat template over the messages, then generates."""
+
+    def Embed(
+        self,
+        request: _inference_pb2.InferenceEmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.InferenceEmbedReply, _abc.Awaitable[_inference_pb2.InferenceEmbedReply]]:
+        """A vector for each text, by a model that makes them."""
+
+    def Tokenize(
+        self,
+        request: _inference_pb2.InferenceTokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.InferenceTokenizeReply, _abc.Awaitable[_inference_pb2.InferenceTokenizeReply]]:
+        """A text in the tokens of a model."""
+
+    def Detokenize(
+        self,
+        request: _inference_pb2.InferenceDetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.InferenceDetokenizeReply, _abc.Awaitable[_inference_pb2.InferenceDetokenizeReply]]:
+        """The text of a model's tokens."""
 
     def ListModels(
         self,

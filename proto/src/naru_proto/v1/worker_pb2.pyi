@@ -8,6 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PoolingKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_KIND_UNSPECIFIED: _ClassVar[PoolingKind]
+    POOLING_KIND_EMBED: _ClassVar[PoolingKind]
+    POOLING_KIND_SCORE: _ClassVar[PoolingKind]
+
 class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TIER_UNSPECIFIED: _ClassVar[Tier]
@@ -26,6 +32,9 @@ class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODEL_STATE_FAILED: _ClassVar[ModelState]
     MODEL_STATE_HOST: _ClassVar[ModelState]
     MODEL_STATE_ACTIVE: _ClassVar[ModelState]
+POOLING_KIND_UNSPECIFIED: PoolingKind
+POOLING_KIND_EMBED: PoolingKind
+POOLING_KIND_SCORE: PoolingKind
 TIER_UNSPECIFIED: Tier
 TIER_COLD: Tier
 TIER_HOST: Tier
@@ -41,7 +50,7 @@ MODEL_STATE_HOST: ModelState
 MODEL_STATE_ACTIVE: ModelState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "add_special_tokens", "sampling", "priority", "cache_salt", "adapter", "skip_prefix_cache", "return_token_ids", "prior", "prior_revision", "route_keys", "shared_prefix_bytes", "tenant", "tenant_weight", "timeout_s")
+    __slots__ = ("request_id", "model", "text", "token_ids", "add_special_tokens", "sampling", "priority", "cache_salt", "adapter", "skip_prefix_cache", "return_token_ids", "prior", "prior_revision", "route_keys", "shared_prefix_bytes", "tenant", "tenant_weight", "timeout_s", "show_special_tokens", "pooling", "tensors", "tokenize")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +69,10 @@ class GenerateRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -78,7 +91,89 @@ class GenerateRequest(_message.Message):
     tenant: str
     tenant_weight: float
     timeout_s: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., adapter: _Optional[str] = ..., skip_prefix_cache: _Optional[bool] = ..., return_token_ids: _Optional[bool] = ..., prior: _Optional[_Iterable[_Union[PriorOutput, _Mapping]]] = ..., prior_revision: _Optional[str] = ..., route_keys: _Optional[bytes] = ..., shared_prefix_bytes: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    show_special_tokens: bool
+    pooling: PoolingTask
+    tensors: TensorTask
+    tokenize: TokenizeTask
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., adapter: _Optional[str] = ..., skip_prefix_cache: _Optional[bool] = ..., return_token_ids: _Optional[bool] = ..., prior: _Optional[_Iterable[_Union[PriorOutput, _Mapping]]] = ..., prior_revision: _Optional[str] = ..., route_keys: _Optional[bytes] = ..., shared_prefix_bytes: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., timeout_s: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., pooling: _Optional[_Union[PoolingTask, _Mapping]] = ..., tensors: _Optional[_Union[TensorTask, _Mapping]] = ..., tokenize: _Optional[_Union[TokenizeTask, _Mapping]] = ...) -> None: ...
+
+class PoolingTask(_message.Message):
+    __slots__ = ("inputs", "kind", "dimensions", "normalize", "truncate_tokens", "add_special_tokens")
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    inputs: _containers.RepeatedCompositeFieldContainer[PoolingInput]
+    kind: PoolingKind
+    dimensions: int
+    normalize: bool
+    truncate_tokens: int
+    add_special_tokens: bool
+    def __init__(self, inputs: _Optional[_Iterable[_Union[PoolingInput, _Mapping]]] = ..., kind: _Optional[_Union[PoolingKind, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., truncate_tokens: _Optional[int] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
+
+class PoolingInput(_message.Message):
+    __slots__ = ("text", "token_ids", "pair")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_ids: TokenIds
+    pair: str
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., pair: _Optional[str] = ...) -> None: ...
+
+class TensorTask(_message.Message):
+    __slots__ = ("inputs", "outputs")
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    outputs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("name", "datatype", "shape", "data")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DATATYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    datatype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class TokenizeTask(_message.Message):
+    __slots__ = ("text", "token_ids", "add_special_tokens", "with_texts")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WITH_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_ids: TokenIds
+    add_special_tokens: bool
+    with_texts: bool
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., with_texts: _Optional[bool] = ...) -> None: ...
+
+class Tokenized(_message.Message):
+    __slots__ = ("token_ids", "texts", "text")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    text: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class PooledVector(_message.Message):
+    __slots__ = ("index", "values", "prompt_tokens")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    values: bytes
+    prompt_tokens: int
+    def __init__(self, index: _Optional[int] = ..., values: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -95,7 +190,7 @@ class PriorOutput(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., is_finished: _Optional[bool] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("request_id", "index", "text", "num_tokens", "logprobs", "finish_reason", "stop_reason", "usage", "error", "token_ids", "prompt_logprobs", "request_done", "cached_tokens", "revision")
+    __slots__ = ("request_id", "index", "text", "num_tokens", "logprobs", "finish_reason", "stop_reason", "usage", "error", "token_ids", "prompt_logprobs", "request_done", "cached_tokens", "revision", "vectors", "tensors", "tokenized")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +205,9 @@ class Delta(_message.Message):
     REQUEST_DONE_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     text: str
@@ -124,7 +222,10 @@ class Delta(_message.Message):
     request_done: bool
     cached_tokens: int
     revision: str
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_inference_pb2.PositionLogprobs, _Mapping]]] = ..., request_done: _Optional[bool] = ..., cached_tokens: _Optional[int] = ..., revision: _Optional[str] = ...) -> None: ...
+    vectors: _containers.RepeatedCompositeFieldContainer[PooledVector]
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    tokenized: Tokenized
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_inference_pb2.PositionLogprobs, _Mapping]]] = ..., request_done: _Optional[bool] = ..., cached_tokens: _Optional[int] = ..., revision: _Optional[str] = ..., vectors: _Optional[_Iterable[_Union[PooledVector, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., tokenized: _Optional[_Union[Tokenized, _Mapping]] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "param", "retryable", "retry_after_s")
@@ -265,20 +366,24 @@ class Residency(_message.Message):
     def __init__(self, pinned: _Optional[bool] = ..., priority: _Optional[int] = ..., min_residency_s: _Optional[float] = ..., idle_ttl_s: _Optional[float] = ..., keep_last_copy: _Optional[bool] = ...) -> None: ...
 
 class EngineOptions(_message.Message):
-    __slots__ = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "enable_prefix_caching", "kv_cache_min_bytes")
+    __slots__ = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "enable_prefix_caching", "kv_cache_min_bytes", "max_batch_size", "max_batch_delay_s")
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENABLE_PREFIX_CACHING_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_DELAY_S_FIELD_NUMBER: _ClassVar[int]
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_cache_bytes: int
     enable_prefix_caching: bool
     kv_cache_min_bytes: int
-    def __init__(self, max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., enable_prefix_caching: _Optional[bool] = ..., kv_cache_min_bytes: _Optional[int] = ...) -> None: ...
+    max_batch_size: int
+    max_batch_delay_s: float
+    def __init__(self, max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., enable_prefix_caching: _Optional[bool] = ..., kv_cache_min_bytes: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_batch_delay_s: _Optional[float] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("state", "bytes_done", "bytes_total", "detail", "error", "eta_s")
@@ -375,7 +480,7 @@ class KnownModel(_message.Message):
     def __init__(self, model: _Optional[str] = ..., generation: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "state", "uri", "revision", "generation", "architecture", "max_model_len", "vocab_size", "weight_bytes", "kv_bytes", "kv_bytes_per_token", "chat_template", "bos_token", "eos_token", "error", "block_size", "num_blocks", "wanted_tier", "residency", "kv_committed_bytes", "workspace_bytes", "num_in_flight", "num_held", "idle_s", "resident_s", "load_s", "eta_s", "bytes_done", "bytes_total", "last_eviction", "last_eviction_s", "retry_s", "epoch")
+    __slots__ = ("model", "state", "uri", "revision", "generation", "architecture", "max_model_len", "vocab_size", "weight_bytes", "kv_bytes", "kv_bytes_per_token", "chat_template", "bos_token", "eos_token", "error", "block_size", "num_blocks", "wanted_tier", "residency", "kv_committed_bytes", "workspace_bytes", "num_in_flight", "num_held", "idle_s", "resident_s", "load_s", "eta_s", "bytes_done", "bytes_total", "last_eviction", "last_eviction_s", "retry_s", "epoch", "tasks")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     URI_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +514,7 @@ class ModelInfo(_message.Message):
     LAST_EVICTION_S_FIELD_NUMBER: _ClassVar[int]
     RETRY_S_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: ModelState
     uri: str
@@ -442,7 +548,8 @@ class ModelInfo(_message.Message):
     last_eviction_s: float
     retry_s: float
     epoch: int
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., uri: _Optional[str] = ..., revision: _Optional[str] = ..., generation: _Optional[int] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., chat_template: _Optional[str] = ..., bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., wanted_tier: _Optional[_Union[Tier, str]] = ..., residency: _Optional[_Union[Residency, _Mapping]] = ..., kv_committed_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., num_in_flight: _Optional[int] = ..., num_held: _Optional[int] = ..., idle_s: _Optional[float] = ..., resident_s: _Optional[float] = ..., load_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., last_eviction: _Optional[str] = ..., last_eviction_s: _Optional[float] = ..., retry_s: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
+    tasks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., uri: _Optional[str] = ..., revision: _Optional[str] = ..., generation: _Optional[int] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., chat_template: _Optional[str] = ..., bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., wanted_tier: _Optional[_Union[Tier, str]] = ..., residency: _Optional[_Union[Residency, _Mapping]] = ..., kv_committed_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., num_in_flight: _Optional[int] = ..., num_held: _Optional[int] = ..., idle_s: _Optional[float] = ..., resident_s: _Optional[float] = ..., load_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., last_eviction: _Optional[str] = ..., last_eviction_s: _Optional[float] = ..., retry_s: _Optional[float] = ..., epoch: _Optional[int] = ..., tasks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("model",)

@@ -12,11 +12,20 @@ from naru_proto.names import base_name
 from naru_proto.v1 import worker_pb2
 from naru_router.adapters.health import Incarnation
 from naru_router.core.caller import ANYONE, Caller
+from naru_router.core.chat_parts import OutputReader
 from naru_router.core.route_map import Service
 from naru_router.core.routing.model import Decision
 from naru_router.core.traces import RequestTrace
 from naru_router.core.transcript import Transcript
 from naru_router.core.waiting import Seat
+
+
+@dataclass(slots=True)
+class Readers:
+    """How a call's output is read: another way where its job is made again for a model with another template."""
+
+    make: Callable[[], OutputReader] | None = None
+    """Of one choice; None: all of it is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +64,17 @@ class Job:
     """Only brings the model up: not sent to a worker that has it ready."""
     service: Service | None = None
     """What answers to `name`; None: nobody asked for one."""
+    readers: Readers = field(default_factory=Readers)
+    """Of a chat: the same object for all jobs that are made for one call."""
     first_error: NaruError | None = None
     """Why what was asked for cannot be served, where this is the job of a model that stands in for it."""
     remake: Callable[[Service | None], Awaitable[Job]] | None = None
     """Makes it again for another model: the given one, or None: the one that serves `name` by then."""
+
+    @property
+    def make_reader(self) -> Callable[[], OutputReader] | None:
+        """Reads a choice's output in the format of the model that is asked last: to be looked up when that begins."""
+        return self.readers.make
 
     @property
     def label(self) -> str:

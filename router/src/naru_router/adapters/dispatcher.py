@@ -14,7 +14,16 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 
-from naru_proto.errors import Cancelled, DeadlineExceeded, LoadError, NaruError, Overloaded, QuotaExceeded, Unavailable
+from naru_proto.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    LoadError,
+    NaruError,
+    Overloaded,
+    QuotaExceeded,
+    Unavailable,
+)
 from naru_proto.names import base_name
 from naru_proto.v1 import inference_pb2, worker_pb2
 from naru_router.adapters.attempt import SERVED, Attempt
@@ -117,7 +126,8 @@ class Dispatcher:
         request = worker_pb2.GenerateRequest(model=model, sampling=sampling, skip_prefix_cache=True)
         request.token_ids.ids.append(0)  # in every vocabulary
         job = Job(model, request, b"", n=1, max_wait_s=max_wait_s, is_knock=True)
-        await self._run(job, SilentConsumer(), WaitingRoom().seat(model, max_depth=1), None)
+        with contextlib.suppress(InvalidRequest):  # a model that generates nothing: it says so once it is loaded
+            await self._run(job, SilentConsumer(), WaitingRoom().seat(model, max_depth=1), None)
 
     def shut_down(self) -> None:
         """Ends every job, running or waiting, with an error."""
@@ -131,7 +141,9 @@ class Dispatcher:
     async def _admit(self, job: Job) -> QuotaTicket:
         """Takes the request from its tenant's quota, once, on whichever models it ends."""
         try:
-            return await self._tenancy.admit(job.caller, expected_tokens(job.num_tokens, job.request.sampling))
+            has_answer = job.request.WhichOneof("task") is None
+            num_tokens = expected_tokens(job.num_tokens, job.request.sampling, has_answer=has_answer)
+            return await self._tenancy.admit(job.caller, num_tokens)
         except QuotaExceeded:
             self._metrics.refused.labels(job.label, "quota").inc()
             raise

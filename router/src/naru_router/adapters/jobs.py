@@ -9,31 +9,34 @@ import dataclasses
 import functools
 import logging
 import math
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from naru_proto.errors import Cancelled, DeadlineExceeded, InvalidRequest, LoadError, NaruError, Overloaded, Unavailable
 from naru_proto.names import base_name
 from naru_proto.registry import ModelInfoRecord
 from naru_proto.route_keys import ID_BYTES, boundaries, key_root, keys_of_ids, keys_of_text, pack_keys, shared_key_root
 from naru_proto.v1 import inference_pb2, worker_pb2
-from naru_router.adapters.course import Job
+from naru_router.adapters.course import Job, Readers
 from naru_router.adapters.facts import ModelFacts
 from naru_router.adapters.fleet import Fleet
 from naru_router.adapters.metrics import Metrics
 from naru_router.adapters.system_parts import SystemParts
 from naru_router.adapters.templates import TemplateRenderer
-from naru_router.core.chat_request import ChatMessage
+from naru_router.adapters.worker_requests import ask_for, new_request, num_choices
+from naru_router.core.chat_request import ChatCall, ChatMessage
 from naru_router.core.completion_request import Prompt
 from naru_router.core.envelope import NO_ENVELOPE, Envelope
 from naru_router.core.prompt_size import check_prompt_size
 from naru_router.core.route_map import Service
 from naru_router.core.routing.ring import KEY_PREFIX_CHARS, route_key
+from naru_router.core.search import sampling_of_best
 from naru_router.core.tenancy.cache_scope import cache_scope
 from naru_router.core.tenancy.picking import pick_of
 from naru_router.core.token_sizes import TokenSizes
+from naru_router.core.tools.plan import PLAIN_OUTPUT, OutputPlan, plan_output, plan_prompt
+from naru_router.core.tools.styles import GENERIC, Style, style_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,14 @@ _NOWHERE = (Unavailable, LoadError, Overloaded)
 """Of a model that cannot be served, or that as many wait for as may: another one that stands in for it may be asked."""
 _key_root = functools.lru_cache(maxsize=4096)(key_root)
 _shared_key_root = functools.lru_cache(maxsize=4096)(shared_key_root)
+_DOES = {
+    "generate": "generates text",
+    "embed": "makes vectors",
+    "score": "scores pairs of texts",
+    "tensors": "computes tensors",
+}
+NO_SAMPLING = inference_pb2.SamplingParams()
+"""Of requests that generate nothing; never changed."""
 _OVER = (Cancelled, DeadlineExceeded)
 """Nobody waits for an answer any more."""
 
@@ -57,6 +68,7 @@ class _Asked:
     """Equal for requests that belong together: what the keys for ring and split are made of."""
     pick: float
     """See RouteMap.resolve."""
+    readers: Readers = field(default_factory=Readers)
 
 
 class JobMaker:
@@ -72,13 +84,7 @@ class JobMaker:
         self._metrics = metrics
         self._system_parts = SystemParts(renderer)
 
-    async def chat(
-        self,
-        name: str,
-        messages: Sequence[ChatMessage],
-        sampling: inference_pb2.SamplingParams,
-        envelope: Envelope = NO_ENVELOPE,
-    ) -> Job:
+    async def chat(self, call: ChatCall, envelope: Envelope = NO_ENVELOPE) -> Job:
         """The job of a chat.
 
         Raises:
@@ -86,18 +92,9 @@ class JobMaker:
             NaruError: its template is not known, and it could not be loaded in time.
             InvalidRequest: the template is absent, refuses the messages or takes too much.
         """
-        asked = self._asked(name, sampling, envelope, _chat_parts(messages))
-        try:
-            return await self._chat(asked, messages, None)
-        except _NOWHERE as error:
-            for other in self._stand_ins(asked):
-                try:
-                    return dataclasses.replace(await self._chat(asked, messages, other), first_error=error)
-                except _OVER:
-                    raise
-                except NaruError as failed:
-                    logger.info("%s cannot stand in: %s", other.entry.name, failed.message)
-            raise
+        sampling = sampling_of_best(call.sampling, call.best_of)
+        asked = self._asked(call.model, sampling, envelope, _chat_parts(call.messages))
+        return await self._made(asked, lambda service: self._chat(asked, call, service))
 
     def can_render(self, name: str, messages: Sequence[ChatMessage], envelope: Envelope = NO_ENVELOPE) -> bool:
         """Whether a chat's job can be made without bringing its model up first.
@@ -110,23 +107,38 @@ class JobMaker:
         service = self._fleet.route_map.resolve(name, envelope.caller, asked.pick)
         return self._fleet.route_map.info(service.model.name) is not None
 
-    async def _chat(self, asked: _Asked, messages: Sequence[ChatMessage], service: Service | None) -> Job:
+    async def _chat(self, asked: _Asked, call: ChatCall, service: Service | None) -> Job:
         service, info = await self._facts_of(asked, service)
+        _check_task(asked.name, info, "generate")
         model = base_name(service.model.name)
+        style = style_of(info.chat_template)
+        planned = plan_prompt(style, call, info.chat_template)
+        messages, values = planned.messages, planned.values
         try:
-            text = await self._renderer.render(model, info, messages)
+            text = await self._renderer.render(model, info, messages, values)
         except InvalidRequest:
             self._metrics.template_failures.labels(model).inc()
             raise
+        output = plan_output(style, call, text)
+        text += output.tail
         check_prompt_size(text, info.max_model_len, param="messages")
         shared = ""
         if cache_scope(asked.envelope.caller, service.entry)[1]:
-            shared = await self._system_parts.of(model, info, messages, text)
+            shared = await self._system_parts.of(model, info, messages, text, values)
 
         async def remake(other: Service | None) -> Job:
-            return await self._chat(asked, messages, other)
+            return await self._chat(asked, call, other)
 
-        return self._job(asked, service, text, remake, is_rendered=True, shared=shared)
+        return self._job(
+            asked,
+            service,
+            text,
+            remake,
+            is_rendered=True,
+            shared=shared,
+            output=output,
+            style=style,
+        )
 
     def completions(
         self,
@@ -149,6 +161,20 @@ class JobMaker:
             jobs.append(self._completion_or_stand_in(self._asked(name, sampling, envelope, parts), prompt))
         return jobs
 
+    async def _made(self, asked: _Asked, make: Callable[[Service | None], Awaitable[Job]]) -> Job:
+        """The job for what was asked for, or where that is nowhere for the first that can stand in."""
+        try:
+            return await make(None)
+        except _NOWHERE as error:
+            for other in self._stand_ins(asked):
+                try:
+                    return dataclasses.replace(await make(other), first_error=error)
+                except _OVER:
+                    raise
+                except NaruError as failed:
+                    logger.info("%s cannot stand in: %s", other.entry.name, failed.message)
+            raise
+
     def _completion_or_stand_in(self, asked: _Asked, prompt: Prompt) -> Job:
         try:
             return self._completion(asked, prompt, None)
@@ -168,12 +194,76 @@ class JobMaker:
             service = self._fleet.route_map.resolve(asked.name, asked.envelope.caller, asked.pick)
         info = self._fleet.route_map.info(service.model.name)
         if info is not None:
+            _check_task(asked.name, info, "generate")
             check_prompt_size(prompt, info.max_model_len, param="prompt")
 
         async def remake(other: Service | None) -> Job:
             return self._completion(asked, prompt, other)
 
         return self._job(asked, service, prompt, remake, is_rendered=False)
+
+    async def task(
+        self,
+        name: str,
+        task: str,
+        fill: Callable[[worker_pb2.GenerateRequest, ModelInfoRecord], None],
+        ring_parts: Sequence[str],
+        num_tokens: int,
+        envelope: Envelope = NO_ENVELOPE,
+    ) -> Job:
+        """The job of a request that generates nothing: vectors, scores, tensors, tokens.
+
+        Args:
+            name: of the model.
+            task: that the model has to be able to do, see ModelInfoRecord.tasks; empty: any model can do it.
+            fill: sets the task of the request; may refuse what the model cannot do.
+            ring_parts: equal for requests that belong together.
+            num_tokens: it computes, about.
+            envelope: who asks, and how.
+
+        Raises:
+            ModelNotFound: no such model.
+            InvalidRequest: the model cannot do that.
+            NaruError: what it can do is not known, and it could not be loaded in time.
+        """
+        asked = self._asked(name, NO_SAMPLING, envelope, ring_parts)
+        return await self._made(asked, lambda service: self._task(asked, task, fill, num_tokens, service))
+
+    async def _task(
+        self,
+        asked: _Asked,
+        task: str,
+        fill: Callable[[worker_pb2.GenerateRequest, ModelInfoRecord], None],
+        num_tokens: int,
+        service: Service | None,
+    ) -> Job:
+        service, info = await self._facts_of(asked, service)
+        _check_task(asked.name, info, task)
+
+        async def remake(other: Service | None) -> Job:
+            return await self._task(asked, task, fill, num_tokens, other)
+
+        envelope, model, caller = asked.envelope, service.model.name, asked.envelope.caller
+        request = worker_pb2.GenerateRequest(
+            model=model, priority=envelope.priority, tenant=caller.tenant, tenant_weight=caller.weight
+        )
+        fill(request, info)
+        return Job(
+            model,
+            request,
+            route_key(model, asked.ring_parts),
+            1,
+            name=asked.name,
+            service=service,
+            max_wait_s=service.max_wait_s,
+            max_depth=service.max_depth,
+            num_tokens=max(1, num_tokens),
+            caller=caller,
+            priority=envelope.priority,
+            deadline_s=asked.deadline_s,
+            request_id=envelope.request_id,
+            remake=remake,
+        )
 
     def _asked(
         self, name: str, sampling: inference_pb2.SamplingParams, envelope: Envelope, ring_parts: Sequence[str]
@@ -192,11 +282,14 @@ class JobMaker:
         *,
         is_rendered: bool,
         shared: str = "",
+        output: OutputPlan = PLAIN_OUTPUT,
+        style: Style = GENERIC,
     ) -> Job:
         envelope, model, caller = asked.envelope, service.model.name, asked.envelope.caller
         salt = cache_scope(caller, service.entry)[0]
         root = _key_root(salt, model)
-        request = _request(model, asked.sampling, add_special_tokens=not is_rendered)
+        request = new_request(model, asked.sampling, add_special_tokens=not is_rendered)
+        make_reader = None if output is PLAIN_OUTPUT else ask_for(output, style, request)
         if isinstance(prompt, str):
             request.text = prompt
             data, unit = prompt.encode(), self._sizes.bytes_per_token(model)
@@ -218,11 +311,12 @@ class JobMaker:
         if caller.tenant:
             request.cache_salt, request.tenant = salt, caller.tenant
         request.tenant_weight = caller.weight
+        asked.readers.make = make_reader
         return Job(
             model,
             request,
             route_key(model, asked.ring_parts),
-            _num_choices(asked.sampling),
+            num_choices(asked.sampling),
             name=asked.name,
             service=service,
             max_wait_s=service.max_wait_s,
@@ -235,6 +329,7 @@ class JobMaker:
             priority=envelope.priority,
             deadline_s=asked.deadline_s,
             request_id=envelope.request_id,
+            readers=asked.readers,
             remake=remake,
         )
 
@@ -263,25 +358,18 @@ class JobMaker:
                 raise Unavailable(f"the model {name!r} has just changed; send the request again")
 
 
+def _check_task(name: str, info: ModelInfoRecord, task: str) -> None:
+    if task and task not in info.tasks:
+        does = " and ".join(_DOES.get(each, each) for each in info.tasks) or "does nothing"
+        raise InvalidRequest(
+            f"the model {name!r} {does}, and this request needs one that {_DOES[task]}; GET /v1/models tells of each",
+            param="model",
+        )
+
+
 def _rest_s(deadline_s: float) -> float:
     """Seconds until a deadline, above 0; 0: there is none."""
     return 0.0 if math.isinf(deadline_s) else max(0.001, deadline_s - time.monotonic())
-
-
-def _request(
-    model: str, sampling: inference_pb2.SamplingParams, *, add_special_tokens: bool
-) -> worker_pb2.GenerateRequest:
-    """A request without its prompt, that another worker can go on with: seeded, and told in token ids."""
-    request = worker_pb2.GenerateRequest(
-        model=model, add_special_tokens=add_special_tokens, sampling=sampling, return_token_ids=True
-    )
-    if not sampling.HasField("seed"):
-        request.sampling.seed = secrets.randbits(64)
-    return request
-
-
-def _num_choices(sampling: inference_pb2.SamplingParams) -> int:
-    return sampling.n if sampling.HasField("n") else 1
 
 
 def _chat_parts(messages: Sequence[ChatMessage]) -> list[str]:

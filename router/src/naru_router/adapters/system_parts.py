@@ -7,8 +7,9 @@ the job maker; remembers the last ones, as system prompts come again and again.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from naru_proto.errors import InvalidRequest
 from naru_proto.registry import ModelInfoRecord
@@ -29,15 +30,25 @@ class SystemParts:
         self._known: OrderedDict[bytes, str] = OrderedDict()
         """Digest of template and system prompt to what chats with it begin with."""
 
-    async def of(self, model: str, info: ModelInfoRecord, messages: Sequence[ChatMessage], text: str) -> str:
-        """The beginning of `text`, the rendered chat, that is its system prompt; empty where there is none."""
+    async def of(
+        self,
+        model: str,
+        info: ModelInfoRecord,
+        messages: Sequence[ChatMessage],
+        text: str,
+        values: Mapping[str, object] | None = None,
+    ) -> str:
+        """The beginning of `text`, the rendered chat, that is its system prompt; empty where there is none.
+
+        `values`: what it was rendered with beside the messages.
+        """
         system = system_messages(messages)
         if not system:
             return ""
-        key = _digest(info, system)
+        key = _digest(info, system, values)
         begin = self._known.get(key)
         if begin is None:
-            begin = await self._find(model, info, system)
+            begin = await self._find(model, info, system, values)
             if len(begin) <= MAX_REMEMBERED_CHARS:
                 self._known[key] = begin
             if len(self._known) > MAX_REMEMBERED:
@@ -48,18 +59,28 @@ class SystemParts:
         # may be a user's word that is like the system prompt's first.
         return begin if text.startswith(begin) else ""
 
-    async def _find(self, model: str, info: ModelInfoRecord, system: Sequence[ChatMessage]) -> str:
+    async def _find(
+        self,
+        model: str,
+        info: ModelInfoRecord,
+        system: Sequence[ChatMessage],
+        values: Mapping[str, object] | None,
+    ) -> str:
         first, second = probes(system)
         try:
-            texts = [await self._renderer.render(model, info, chat) for chat in (first, second)]
+            if values:
+                texts = [await self._renderer.render(model, info, chat, values) for chat in (first, second)]
+            else:
+                texts = [await self._renderer.render(model, info, chat) for chat in (first, second)]
         except InvalidRequest:
             return ""  # a template that refuses such chats shares nothing
         return common_prefix(*texts)
 
 
-def _digest(info: ModelInfoRecord, system: Sequence[ChatMessage]) -> bytes:
+def _digest(info: ModelInfoRecord, system: Sequence[ChatMessage], values: Mapping[str, object] | None) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for part in (info.digest(), *(field for message in system for field in (message.role, message.content))):
+    more = json.dumps(values, sort_keys=True) if values else ""
+    for part in (info.digest(), more, *(field for message in system for field in (message.role, message.content))):
         data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "big"))
         digest.update(data)

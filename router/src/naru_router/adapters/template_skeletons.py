@@ -69,7 +69,7 @@ def _key(messages: Sequence[ChatMessage]) -> Key | None:
         return None
     key = []
     for message in messages:
-        if message.name is not None or message.tool_call_id is not None:
+        if message.name is not None or message.tool_call_id is not None or message.tool_calls or message.reasoning:
             return None
         key.append(message.role if message.content else f"{message.role} without content")
     return tuple(key)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import contextvars
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,11 +20,13 @@ from jinja2.exceptions import TemplateError
 
 from naru_proto.errors import InvalidRequest
 from naru_proto.registry import ModelInfoRecord
-from naru_router.adapters.template_budget import Budget, BudgetExceeded, budget_of_thread
+from naru_router.adapters.template_budget import NODE_CHARS, Budget, BudgetExceeded, budget_of_thread
 from naru_router.adapters.template_flow import is_opaque
 from naru_router.adapters.template_sandbox import ChatEnvironment
 from naru_router.adapters.template_skeletons import Skeletons
 from naru_router.core.chat_request import ChatMessage
+from naru_router.core.template_options import ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE
+from naru_router.core.tools.prompting import call_values
 
 MAX_TEMPLATE_CHARS = 512 * 1024
 MAX_CACHED_TEMPLATES = 256
@@ -42,6 +44,9 @@ INLINE_PAUSE = 256
 
 WALL_FACTOR = 4
 """Clock time over processor time: waiting for a thread, other work of the machine, one slow operation."""
+
+_ABSENT: Mapping[str, object] = {ADD_GENERATION_PROMPT: True, "tools": None, "documents": None}
+"""What every template is given, where a chat has nothing else for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +89,16 @@ class TemplateRenderer:
         """Ends the threads; renderings in progress end by their own budget."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def render(self, model: str, info: ModelInfoRecord, messages: Sequence[ChatMessage]) -> str:
+    async def render(
+        self,
+        model: str,
+        info: ModelInfoRecord,
+        messages: Sequence[ChatMessage],
+        values: Mapping[str, object] | None = None,
+    ) -> str:
         """The prompt of a chat, ready for the assistant to speak.
+
+        `values`: what the template is given beside the messages, by name, such as tools; checked JSON.
 
         Raises:
             InvalidRequest: no template, a broken one, one that refuses the messages, or one that takes too much.
@@ -94,20 +107,21 @@ class TemplateRenderer:
             message = f"the model {model!r} has no chat template; use /v1/completions or a chat model"
             raise InvalidRequest(message, param="model")
         skeletons = self._skeletons.get((info.chat_template, info.bos_token, info.eos_token))
-        if skeletons is not None:
+        if skeletons is not None and not values:
             filled = skeletons.fill(messages)
             if filled is not None and len(filled) <= self._limits.max_chars:
                 return filled
-        if self._may_be_inline(info.chat_template, messages):
+        if self._may_be_inline(info.chat_template, messages, values):
             try:
-                text = self._render(info, messages, self._inline_limits)
-                self._learn(info, messages, text)
+                text = self._render(info, messages, self._inline_limits, values)
+                if not values:
+                    self._learn(info, messages, text)
                 return text
             except _TooSlow:
                 self._pauses[info.chat_template] = INLINE_PAUSE
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
-        work = loop.run_in_executor(self._threads, context.run, self._render, info, messages, self._limits)
+        work = loop.run_in_executor(self._threads, context.run, self._render, info, messages, self._limits, values)
         try:
             async with asyncio.timeout(self._limits.timeout_s * WALL_FACTOR):
                 return await work
@@ -129,7 +143,9 @@ class TemplateRenderer:
         if len(self._skeletons) > MAX_CACHED_TEMPLATES:
             del self._skeletons[next(iter(self._skeletons))]
 
-    def _may_be_inline(self, template: str, messages: Sequence[ChatMessage]) -> bool:
+    def _may_be_inline(
+        self, template: str, messages: Sequence[ChatMessage], values: Mapping[str, object] | None
+    ) -> bool:
         if template not in self._cache:
             return False  # compiling takes milliseconds
         pause = self._pauses.get(template, 0)
@@ -139,9 +155,16 @@ class TemplateRenderer:
             else:
                 del self._pauses[template]
             return False
-        return sum([len(message.content) for message in messages]) <= INLINE_MESSAGE_CHARS
+        num_chars = sum([_num_chars(message) for message in messages])
+        return num_chars <= INLINE_MESSAGE_CHARS and (not values or _is_small(values))
 
-    def _render(self, info: ModelInfoRecord, messages: Sequence[ChatMessage], limits: TemplateLimits) -> str:
+    def _render(
+        self,
+        info: ModelInfoRecord,
+        messages: Sequence[ChatMessage],
+        limits: TemplateLimits,
+        more: Mapping[str, object] | None = None,
+    ) -> str:
         budget = Budget(
             max_steps=limits.max_steps,
             max_chars=limits.max_chars,
@@ -150,15 +173,11 @@ class TemplateRenderer:
         budget_of_thread.set(budget)
         values = [_message_dict(message, info.chat_template) for message in messages]
         budget.know(values)
+        given = {**_ABSENT, **more} if more else dict(_ABSENT)
+        budget.know(given)
+        given |= {"messages": values, "bos_token": info.bos_token, "eos_token": info.eos_token}
         try:
-            text = self._compiled(info.chat_template).render(
-                messages=values,
-                bos_token=info.bos_token,
-                eos_token=info.eos_token,
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-            )
+            text = self._compiled(info.chat_template).render(given)
         except BudgetExceeded as exc:
             if limits is self._inline_limits:
                 raise _TooSlow from exc
@@ -172,7 +191,7 @@ class TemplateRenderer:
         if len(text) > self._limits.max_chars:
             message = f"the rendered chat has {len(text)} characters; at most {self._limits.max_chars} are allowed"
             raise InvalidRequest(message, param="messages")
-        return text
+        return _cut_after(text, messages[-1].content) if more and more.get(CONTINUE_FINAL_MESSAGE) else text
 
     def _compiled(self, source: str) -> Template:
         if len(source) > MAX_TEMPLATE_CHARS:
@@ -188,15 +207,58 @@ class TemplateRenderer:
         return template
 
 
-def _message_dict(message: ChatMessage, template: str) -> dict[str, str]:
+def _message_dict(message: ChatMessage, template: str) -> dict[str, object]:
     # Most templates know `system` only; the two roles mean the same to a model.
     is_unknown_developer = message.role == "developer" and "developer" not in template
-    data = {"role": "system" if is_unknown_developer else message.role, "content": message.content}
+    data: dict[str, object] = {
+        "role": "system" if is_unknown_developer else message.role,
+        "content": message.content,
+    }
     if message.name is not None:
         data["name"] = message.name
     if message.tool_call_id is not None:
         data["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        data["tool_calls"] = call_values(message.tool_calls)
+    if message.reasoning:
+        data["reasoning_content"] = message.reasoning
+        if "thinking" in template:
+            data["thinking"] = message.reasoning
     return data
+
+
+def _num_chars(message: ChatMessage) -> int:
+    size = len(message.content)
+    if message.tool_calls:
+        size += sum([len(call.arguments) for call in message.tool_calls])
+    return size + len(message.reasoning)
+
+
+def _is_small(values: object) -> bool:
+    """Whether values print to no more than a rendering without a thread may have; large ones are not looked through."""
+    num_chars = 0
+    pending = [values]
+    while pending and num_chars <= INLINE_MESSAGE_CHARS:
+        value = pending.pop()
+        num_chars += NODE_CHARS
+        if isinstance(value, str):
+            num_chars += len(value)
+        elif isinstance(value, Mapping):
+            pending += value.keys()
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+    return num_chars <= INLINE_MESSAGE_CHARS
+
+
+def _cut_after(text: str, content: str) -> str:
+    """The prompt up to the end of its last message's content, so that the model goes on with it."""
+    content = content.strip()
+    at = text.rfind(content)
+    if at < 0:
+        message = "the chat template does not print the last message as it is, so that it cannot go on"
+        raise InvalidRequest(message, param=CONTINUE_FINAL_MESSAGE)
+    return text[: at + len(content)]
 
 
 def _reason(exc: BaseException) -> str:

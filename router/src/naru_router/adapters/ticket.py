@@ -51,13 +51,20 @@ class Ticket:
             Exception: what `take` raised; it is not called again.
         """
         self._take = take
-        if self.pending:
-            self.deliver()
-        if not self._is_over:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        if self._failure is not None:
-            raise self._failure
+        try:
+            if self.pending:
+                self.deliver()
+            if not self._is_over:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+        finally:
+            self._take = None  # it knows the attempt, which knows this ticket: a ring that holds all of the request
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback has this frame
 
     def deliver(self) -> None:
         """Hands on what is pending, where somebody takes it."""

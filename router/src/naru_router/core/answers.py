@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from naru_proto.errors import InternalError
 from naru_proto.v1.inference_pb2 import PositionLogprobs
 from naru_proto.v1.worker_pb2 import Delta
+from naru_router.core.chat_answer import read_message
+from naru_router.core.chat_parts import OutputReader
 from naru_router.core.chunks_completion import add_echo_logprobs, echo_text
 from naru_router.core.completion_request import Prompt
 from naru_router.core.finish import finish_name
-from naru_router.core.logprobs import LegacyLogprobs, chat_content
+from naru_router.core.logprobs import LegacyLogprobs, chat_content, prompt_values
+from naru_router.core.search import best_first
 from naru_router.core.sse import dump
 from naru_router.core.usage import TokenUsage
 
@@ -63,20 +67,35 @@ class Answer:
         if any(choice.finish_reason is None for choice in self._choices):
             raise InternalError("the worker ended the request before all of its choices; send it again")
 
-    def chat_choices(self, *, has_logprobs: bool) -> list[dict[str, object]]:
-        """`choices` of a chat completion."""
-        return [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
-                "logprobs": {"content": chat_content(choice.logprobs), "refusal": None} if has_logprobs else None,
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(self._choices)
-        ]
+    def keep_best(self, n: int) -> None:
+        """Of more choices than were asked for, keeps the `n` whose tokens were the most likely, best first."""
+        order = best_first([choice.logprobs for choice in self._choices])
+        self._choices = [self._choices[index] for index in order[:n]]
+
+    def prompt_logprobs(self) -> list[dict[str, dict[str, object]] | None]:
+        """Of the prompt's tokens: by token id, its log probability, rank and text."""
+        return prompt_values(self._prompt_logprobs)
+
+    def chat_choices(
+        self,
+        *,
+        has_logprobs: bool,
+        make_reader: Callable[[], OutputReader] | None = None,
+        writes_function_call: bool = False,
+    ) -> list[dict[str, object]]:
+        """`choices` of a chat completion. `make_reader`: reads their texts; None: all of them is text."""
+        choices: list[dict[str, object]] = []
+        for index, choice in enumerate(self._choices):
+            text, reason = "".join(choice.texts), choice.finish_reason
+            message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
+            if make_reader is not None:
+                message, reason = read_message(text, reason, make_reader, writes_function_call=writes_function_call)
+            logprobs = {"content": chat_content(choice.logprobs), "refusal": None} if has_logprobs else None
+            choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
+        return choices
 
     def completion_choices(
-        self, *, first_index: int, has_logprobs: bool, echo: Prompt | None
+        self, *, first_index: int, has_logprobs: bool, echo: Prompt | None, tells_prompt_logprobs: bool = False
     ) -> list[dict[str, object]]:
         """`choices` of this prompt's part of a completion."""
         head = "" if echo is None else echo_text(echo, self._prompt_logprobs)
@@ -97,6 +116,8 @@ class Answer:
                     "finish_reason": choice.finish_reason,
                 }
             )
+            if tells_prompt_logprobs:
+                choices[-1]["prompt_logprobs"] = self.prompt_logprobs()
         return choices
 
 
@@ -104,9 +125,16 @@ _NO_LOGPROBS: dict[str, object] = {"tokens": [], "token_logprobs": [], "top_logp
 
 
 def answer_body(
-    *, answer_id: str, kind: str, created_s: int, model: str, choices: list[dict[str, object]], usage: TokenUsage
+    *,
+    answer_id: str,
+    kind: str,
+    created_s: int,
+    model: str,
+    choices: list[dict[str, object]],
+    usage: TokenUsage,
+    more: Mapping[str, object] = MappingProxyType({}),
 ) -> bytes:
-    """The whole reply; `kind` is ``chat.completion`` or ``text_completion``."""
+    """The whole reply; `kind` is ``chat.completion`` or ``text_completion``; `more`: further fields."""
     return dump(
         {
             "id": answer_id,
@@ -115,5 +143,6 @@ def answer_body(
             "model": model,
             "choices": choices,
             "usage": usage.to_openai(),
+            **more,
         }
     )

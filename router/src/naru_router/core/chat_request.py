@@ -5,26 +5,52 @@ Rendering the chat template is not done here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from naru_proto.errors import InvalidRequest
 from naru_proto.v1.inference_pb2 import SamplingParams
-from naru_router.core.fields import Fields, check_text, refuse
+from naru_router.core.chat_messages import ROLES, ChatMessage, check_conversation, read_messages
+from naru_router.core.fields import Fields, refuse
 from naru_router.core.sampling import MAX_LOGPROBS, read_sampling
+from naru_router.core.search import read_search
+from naru_router.core.structured import read_structured
+from naru_router.core.template_options import read_template_options
+from naru_router.core.tools.declared import (
+    AUTO,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    check_choice,
+    check_name,
+    check_tools,
+    read_function,
+    read_tool_choice,
+    read_tools,
+)
 from naru_router.core.unsupported import refuse_unsupported_chat
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+__all__ = [
+    "ROLES",
+    "ChatCall",
+    "ChatMessage",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
+    "check_conversation",
+    "parse_chat",
+    "read_messages",
+    "read_model",
+    "read_stream",
+]
+
 _MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One message; parts of text are joined into one string."""
-
-    role: str
-    content: str
-    name: str | None = None
-    tool_call_id: str | None = None
+_COMMON_FIELDS = frozenset(
+    "model messages stream stream_options temperature top_p top_k min_p max_tokens max_completion_tokens min_tokens "
+    "stop seed n logprobs top_logprobs presence_penalty frequency_penalty repetition_penalty logit_bias ignore_eos "
+    "stop_token_ids user priority".split()
+)
+"""Bodies that have these alone need no look at tools, formats and options: most of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +63,17 @@ class ChatCall:
     """Never changed after it is built."""
     stream: bool = False
     include_usage: bool = False
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = AUTO
+    parallel_tool_calls: bool = True
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    """Further values for the chat template: JSON values by name."""
+    best_of: int = 0
+    """Choices that are made, of which the best `n` are given; 0: n."""
+    includes_reasoning: bool = True
+    """False: what the model thought is left out of the answer."""
+    wants_function_call: bool = False
+    """The answer has the older form, `function_call`, which has room for one call."""
 
 
 def parse_chat(body: dict[str, object]) -> ChatCall:
@@ -49,11 +86,35 @@ def parse_chat(body: dict[str, object]) -> ChatCall:
     model = read_model(fields)
     refuse_unsupported_chat(fields)
     messages = read_messages(fields.get("messages"))
+    if any([message.role == "tool" for message in messages]):
+        check_conversation(messages)
     sampling = read_sampling(fields)
     _apply_max_tokens(fields, sampling)
     _apply_logprobs(fields, sampling)
     stream, include_usage = read_stream(fields)
-    return ChatCall(model, messages, sampling, stream, include_usage)
+    if body.keys() <= _COMMON_FIELDS:
+        return ChatCall(model, messages, sampling, stream, include_usage)
+    apply_prompt_logprobs(fields, sampling, is_stream=stream)
+    structured = read_structured(fields)
+    if structured is not None:
+        sampling.structured.CopyFrom(structured)
+    tools, choice, wants_function_call = _read_all_tools(fields)
+    parallel = fields.boolean("parallel_tool_calls")
+    includes_reasoning = fields.boolean("include_reasoning")
+    return ChatCall(
+        model,
+        messages,
+        sampling,
+        stream,
+        include_usage,
+        tools,
+        choice,
+        parallel_tool_calls=parallel is not False and not wants_function_call,
+        template_options=read_template_options(fields, messages[-1].role),
+        best_of=read_search(fields, sampling, is_stream=stream),
+        includes_reasoning=includes_reasoning is not False,
+        wants_function_call=wants_function_call,
+    )
 
 
 def read_model(fields: Fields) -> str:
@@ -87,54 +148,51 @@ def read_stream(fields: Fields) -> tuple[bool, bool]:
     return stream, options.boolean("include_usage") or False
 
 
-def read_messages(values: object) -> tuple[ChatMessage, ...]:
-    """The messages of a chat, as JSON gives them.
+def apply_prompt_logprobs(fields: Fields, sampling: SamplingParams, *, is_stream: bool) -> None:
+    """Sets what is to be told of the prompt's tokens.
 
     Raises:
-        InvalidRequest: none, or one that is not understood.
+        InvalidRequest: a wrong number, or asked of a stream.
     """
-    if not isinstance(values, list) or not values:
-        refuse("messages", values, "an array of at least one message")
-    return tuple([_read_plainly(value) or _read_message(i, value) for i, value in enumerate(values)])
+    count = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    if count is None:
+        return
+    if is_stream:
+        message = "prompt_logprobs is set and stream is true; leave one of them out"
+        raise InvalidRequest(message, param="prompt_logprobs")
+    sampling.prompt_logprobs = count
 
 
-def _read_plainly(value: object) -> ChatMessage | None:
-    """A message of a role and a text, as nearly all are; None: it takes a closer look."""
-    if type(value) is not dict or len(value) != 2:
-        return None
-    role, content = value.get("role"), value.get("content")
-    if isinstance(content, str) and content.isascii() and isinstance(role, str) and role in ROLES:
-        return ChatMessage(role, content)
-    return None
-
-
-def _read_message(index: int, value: object) -> ChatMessage:
-    path = f"messages[{index}]"
-    if not isinstance(value, dict):
-        refuse(path, value, "an object with role and content")
-    fields = Fields(value, f"{path}.")
-    role = fields.get("role")
-    if role not in ROLES:
-        refuse(fields.path("role"), role, f"one of {', '.join(ROLES)}")
-    for name in ("tool_calls", "function_call", "audio"):
+def _read_all_tools(fields: Fields) -> tuple[tuple[Tool, ...], ToolChoice, bool]:
+    """The tools, which may be called, and whether they came in the older form."""
+    values = fields.array("functions")
+    call = fields.get("function_call")
+    if not values:
+        if call not in (None, "none", "auto"):
+            refuse("function_call", call, "none or auto where there are no functions")
+        tools = read_tools(fields)
+        return tools, read_tool_choice(fields, tools), False
+    for name in ("tools", "tool_choice"):
         if fields.get(name) not in (None, []):
-            refuse(fields.path(name), fields.get(name), "absent: it is not supported")
-    content = _read_content(fields.path("content"), fields.get("content"))
-    return ChatMessage(str(role), content, fields.text("name"), fields.text("tool_call_id"))
+            raise InvalidRequest(f"functions and {name} are both set; send tools and tool_choice alone", param=name)
+    functions = []
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            refuse(f"functions[{index}]", value, "an object with a name")
+        functions.append(read_function(Fields(value, f"functions[{index}].")))
+    tools = check_tools(functions, "functions")
+    return tools, _read_function_call(call, tools), True
 
 
-def _read_content(path: str, value: object) -> str:
-    if isinstance(value, str):
-        return check_text(path, value)
-    if not isinstance(value, list) or not value:
-        refuse(path, value, "a string or an array of text parts")
-    texts = []
-    for i, part in enumerate(value):
-        if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else part
-            refuse(f"{path}[{i}].type", kind, "text: other parts are not supported by this model")
-        texts.append(check_text(f"{path}[{i}].text", part.get("text")))
-    return "".join(texts)
+def _read_function_call(value: object, tools: tuple[Tool, ...]) -> ToolChoice:
+    if value is None or value == "auto":
+        return AUTO
+    if value == "none":
+        return ToolChoice("none")
+    if not isinstance(value, dict):
+        refuse("function_call", value, 'auto, none or {"name": …}')
+    name = check_name("function_call.name", value.get("name"))
+    return check_choice(ToolChoice("named", name), tools, "function_call")
 
 
 def _apply_max_tokens(fields: Fields, sampling: SamplingParams) -> None:

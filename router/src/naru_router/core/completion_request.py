@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from naru_proto.errors import InvalidRequest
 from naru_proto.v1.inference_pb2 import SamplingParams
-from naru_router.core.chat_request import read_model, read_stream
+from naru_router.core.chat_request import apply_prompt_logprobs, read_model, read_stream
 from naru_router.core.fields import Fields, check_integer, check_text, refuse
 from naru_router.core.sampling import INT32_MAX, MAX_LOGPROBS, read_sampling
+from naru_router.core.search import read_search
+from naru_router.core.structured import read_structured
 from naru_router.core.unsupported import refuse_unsupported_completion
 
 MAX_PROMPTS = 256
@@ -31,6 +33,10 @@ class CompletionCall:
     stream: bool = False
     include_usage: bool = False
     echo: bool = False
+    best_of: int = 0
+    """Choices that are made for each prompt, of which the best `n` are given; 0: n."""
+    tells_prompt_logprobs: bool = False
+    """The answer has a field of the prompt's log probabilities, too."""
 
 
 def parse_completion(body: dict[str, object]) -> CompletionCall:
@@ -44,9 +50,12 @@ def parse_completion(body: dict[str, object]) -> CompletionCall:
     refuse_unsupported_completion(fields)
     prompts = _read_prompts(fields.get("prompt"))
     sampling = read_sampling(fields)
-    num_choices = len(prompts) * (sampling.n if sampling.HasField("n") else 1)
-    if num_choices > MAX_TOTAL_CHOICES:
-        raise InvalidRequest(f"prompts × n is {num_choices}; at most {MAX_TOTAL_CHOICES} are allowed", param="n")
+    stream, include_usage = read_stream(fields)
+    best_of = read_search(fields, sampling, is_stream=stream)
+    _check_choices(len(prompts), sampling, best_of)
+    structured = read_structured(fields)
+    if structured is not None:
+        sampling.structured.CopyFrom(structured)
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     echo = fields.boolean("echo") or False
     if logprobs is not None:
@@ -54,8 +63,20 @@ def parse_completion(body: dict[str, object]) -> CompletionCall:
     if echo and (logprobs is not None or any(not isinstance(p, str) for p in prompts)):
         # Token ids become text on the worker only: its prompt positions carry the text to echo.
         sampling.prompt_logprobs = logprobs or 0
-    stream, include_usage = read_stream(fields)
-    return CompletionCall(model, prompts, sampling, stream, include_usage, echo)
+    tells_prompt = fields.get("prompt_logprobs") is not None
+    if tells_prompt:
+        if echo and logprobs is not None and fields.get("prompt_logprobs") != logprobs:
+            message = "prompt_logprobs and logprobs differ, and echo is true: send the same number, or one of them"
+            raise InvalidRequest(message, param="prompt_logprobs")
+        apply_prompt_logprobs(fields, sampling, is_stream=stream)
+    return CompletionCall(model, prompts, sampling, stream, include_usage, echo, best_of, tells_prompt)
+
+
+def _check_choices(num_prompts: int, sampling: SamplingParams, best_of: int) -> None:
+    count = max(sampling.n if sampling.HasField("n") else 1, best_of, sampling.beam_width)
+    if num_prompts * count > MAX_TOTAL_CHOICES:
+        message = f"prompts × n is {num_prompts * count}; at most {MAX_TOTAL_CHOICES} are allowed"
+        raise InvalidRequest(message, param="best_of" if best_of else "n")
 
 
 def _read_prompts(value: object) -> tuple[Prompt, ...]:

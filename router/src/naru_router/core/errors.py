@@ -30,6 +30,7 @@ _TABLE: dict[str, ErrorShape] = {
     "invalid_request_error": ErrorShape(400, "invalid_request_error", "INVALID_ARGUMENT"),
     "context_length_exceeded": ErrorShape(400, "invalid_request_error", "INVALID_ARGUMENT"),
     "model_not_found": ErrorShape(404, "invalid_request_error", "NOT_FOUND"),
+    "not_found": ErrorShape(404, "invalid_request_error", "NOT_FOUND"),
     "model_load_failed": ErrorShape(424, "server_error", "FAILED_PRECONDITION"),
     "rate_limit_exceeded": ErrorShape(429, "rate_limit_error", "RESOURCE_EXHAUSTED", 1),
     "quota_exceeded": ErrorShape(429, "rate_limit_error", "RESOURCE_EXHAUSTED", 1),

@@ -126,3 +126,17 @@ def _uncovered(prompt: str | None, rest: bytes) -> bytes:
 def prompt_text(positions: Sequence[PositionLogprobs]) -> str:
     """The text of a prompt given as token ids, from the worker's account of its positions."""
     return b"".join(position.chosen.bytes for position in positions).decode("utf-8", "replace")
+
+
+def prompt_values(positions: Iterable[PositionLogprobs]) -> list[dict[str, dict[str, object]] | None]:
+    """`prompt_logprobs` as vLLM's clients read them: by token id; the first position has none."""
+    values: list[dict[str, dict[str, object]] | None] = []
+    for position in positions:
+        tokens = {str(token.token_id): _ranked(token) for token in position.top}
+        tokens.setdefault(str(position.chosen.token_id), _ranked(position.chosen))
+        values.append(tokens if values else None)
+    return values
+
+
+def _ranked(token: TokenLogprob) -> dict[str, object]:
+    return {"logprob": finite(token.logprob), "rank": token.rank, "decoded_token": token.token}

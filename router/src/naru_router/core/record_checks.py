@@ -17,6 +17,7 @@ from naru_proto.registry import (
     ModelInfoRecord,
     ModelRecord,
     ResidentRecord,
+    TensorRecord,
     WorkerRecord,
 )
 
@@ -68,6 +69,8 @@ _IS_OF: Mapping[str, Callable[[Any], bool]] = {
     "float": _is_number,
     "tuple[str, ...]": lambda value: isinstance(value, tuple) and all(map(_is_text, value)),
     "tuple[tuple[str, int], ...]": _is_split,
+    "tuple[int, ...]": lambda value: isinstance(value, tuple) and all(map(_is_whole, value)),
+    "tuple[TensorRecord, ...]": lambda value: isinstance(value, tuple) and all(map(has_own_types, value)),
     "dict[str, str]": lambda value: (
         isinstance(value, dict) and all(_is_text(each) for pair in value.items() for each in pair)
     ),
@@ -90,6 +93,7 @@ def _checks(kind: type[Any], table: Mapping[str, Callable[[Any], bool]]) -> _Che
 _CHECKS: Mapping[type[Any], _Checks] = {
     ModelRecord: _checks(ModelRecord, _IS_OF),
     ModelInfoRecord: _checks(ModelInfoRecord, _IS_OF),
+    TensorRecord: _checks(TensorRecord, _IS_OF),
     # None of these has a number that may be below 0.
     WorkerRecord: _checks(WorkerRecord, _IS_OF_AMOUNTS),
     ResidentRecord: _checks(ResidentRecord, _IS_OF_AMOUNTS),
@@ -121,8 +125,12 @@ def is_worker(worker_id: str, record: WorkerRecord) -> bool:
 
 
 def is_info(record: ModelInfoRecord) -> bool:
-    """Whether the facts can be a model's."""
-    return has_own_types(record) and 0 < record.max_model_len <= MAX_MODEL_LEN and record.vocab_size > 0
+    """Whether the facts can be a model's; one of tensors has neither a context nor a vocabulary."""
+    if not has_own_types(record) or not record.tasks:
+        return False
+    if "tensors" in record.tasks:
+        return record.max_model_len == record.vocab_size == 0
+    return 0 < record.max_model_len <= MAX_MODEL_LEN and record.vocab_size > 0
 
 
 def has_digest(data: bytes, digest: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from naru_proto.errors import ModelNotFound, Unavailable
-from naru_proto.registry import FootprintRecord, KnownRecord, ModelInfoRecord, ModelRecord, WorkerRecord
+from naru_proto.registry import FootprintRecord, KnownRecord, ModelInfoRecord, ModelRecord, ResidentRecord, WorkerRecord
 from naru_router.core.caller import ANYONE, Caller
 from naru_router.core.tenancy.picking import pick_weighted
 from naru_router.core.tenancy.visibility import may_use
@@ -203,6 +203,10 @@ class RouteMap:
             ready = [w for w in self._holders(model) if w.models[model].state == READY and not w.draining]
             found = self._ready[model] = tuple(ready)
         return found
+
+    def copies(self, model: str) -> list[ResidentRecord]:
+        """The model on each worker that tells of it, in whatever state, by worker id."""
+        return [worker.models[model] for worker in self._holders(model)]
 
     def failures(self, model: str) -> list[str]:
         """Why loading failed, worker by worker."""

@@ -22,6 +22,8 @@ MAX_STOP_CHARS = 1024
 """Longest stop string: its text is withheld while a match may still come."""
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 4096
+MAX_BEAM_WIDTH = 32
+LENGTH_PENALTIES = (-10.0, 10.0)
 
 NUMBER_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -117,6 +119,12 @@ def check_sampling(params: SamplingParams) -> None:
     for token_id, bias in params.logit_bias.items():
         check_integer("logit_bias", token_id, 0, INT32_MAX)
         check_number(f"logit_bias.{token_id}", bias, *_BIAS_RANGE)
+    if params.HasField("beam_width"):
+        check_integer("beam_width", params.beam_width, 1, MAX_BEAM_WIDTH)
+    if params.HasField("length_penalty"):
+        check_number("length_penalty", params.length_penalty, *LENGTH_PENALTIES)
+    if params.HasField("structured") and params.structured.WhichOneof("kind") is None:
+        raise InvalidRequest("structured has none of its kinds; set one or leave it out", param="structured")
     _check_lengths(params)
 
 

@@ -50,6 +50,14 @@ def rss_bytes() -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
 
 
+def peak_rss_bytes() -> int:
+    """The most memory that this process had in RAM so far."""
+    for line in _read(Path("/proc/self/status")).splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return rss_bytes()
+
+
 def mapped_file_bytes(path: Path) -> int:
     """Bytes of a file that are mapped into this process, as the kernel tells."""
     num_bytes = 0

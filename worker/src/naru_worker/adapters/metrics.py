@@ -76,6 +76,8 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelSample], Histogram]], ...] = (
     ("inter_token_latency_seconds", "Between two tokens of one choice", lambda s: s.stats.itl_s),
     ("e2e_request_latency_seconds", "From arrival to the end", lambda s: s.stats.e2e_s),
     ("step_seconds", "One step of the engine", lambda s: s.stats.step_s),
+    ("batch_inputs", "Inputs computed in one batch, by models that do not generate", lambda s: s.stats.batch_rows),
+    ("batch_wait_seconds", "From an input's arrival at such a model to its batch", lambda s: s.stats.batch_wait_s),
 )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 FIRST_OUTPUT_TOKENS = 256.0
@@ -69,6 +70,20 @@ class _Tenant:
     waiting: dict[int, Turn] = field(default_factory=dict)
     """Turns that have not begun, by number."""
     num_live: int = 0
+
+
+def part_numbers(turn: Turn, sizes: Sequence[int]) -> tuple[int, ...]:
+    """A number for each part of a request, of so many tokens: spread over its turn, so that a large request does not
+    stand before all that another tenant asks for meanwhile.
+    """
+    total = max(1, sum(sizes))
+    span, start, offset = turn.finish - turn.start, 0, -1
+    numbers = []
+    for size in sizes:
+        offset = max(offset + 1, span * start // total)
+        numbers.append(turn.number + (offset << _COUNT_BITS))
+        start += size
+    return tuple(numbers)
 
 
 class FairOrder:

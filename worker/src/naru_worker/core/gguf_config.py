@@ -50,7 +50,10 @@ def parse_gguf_config(
         return _parse(fields, "qwen2", shapes, freq_factors)
     if arch == "gpt2":
         return _parse(fields, "gpt2", shapes, freq_factors)
-    fields.fail("general.architecture", f"is {arch!r}; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
+    fields.fail(
+        "general.architecture",
+        f"is {arch!r}; supported are {', '.join(SUPPORTED_ARCHITECTURES)} (encoders are read from safetensors only)",
+    )
 
 
 def _parse(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+from naru_worker.core.encoder_config import ENCODER_MODEL_TYPES
 from naru_worker.core.fields import (
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -41,7 +42,11 @@ def parse_hf_config(fields: Fields, eos_token_ids: frozenset[int] = frozenset())
     """
     model_type = fields.text("model_type", "")
     if model_type not in SUPPORTED_MODEL_TYPES:
-        fields.fail("model_type", f"is {model_type!r}; supported are {', '.join(SUPPORTED_MODEL_TYPES)}")
+        fields.fail(
+            "model_type",
+            f"is {model_type!r}; supported are {', '.join(SUPPORTED_MODEL_TYPES)}, and the encoders "
+            f"{', '.join(ENCODER_MODEL_TYPES)}",
+        )
     if fields.has("quantization_config"):
         fields.fail("quantization_config", "is set; use unquantized safetensors, or a GGUF file for quantized weights")
     eos = tuple(sorted(eos_token_ids | fields.token_ids("eos_token_id")))

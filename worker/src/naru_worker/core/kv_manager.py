@@ -212,6 +212,21 @@ class KVManager:
         table.extend([block.block_id for block in blocks])
         return True
 
+    def make_room(self, wanted: Iterable[tuple[Sequence, int]]) -> bool:
+        """Whether `allocate` would succeed for each of these in turn; grows for it where it may."""
+        num_new = 0
+        num_writers: dict[int, int] = {}
+        for sequence, num_tokens in wanted:
+            computed = sequence.num_computed_tokens
+            num_new += max(0, self.num_blocks_for(computed + num_tokens) - len(sequence.block_table))
+            if num_tokens and computed % self.block_size:
+                tail = sequence.block_table[computed // self.block_size]
+                num_writers[tail] = num_writers.get(tail, 0) + 1
+        for block_id, count in num_writers.items():
+            # The last one that holds a block may write into it; all others need a copy.
+            num_new += min(count, self._pool.blocks[block_id].ref_count - 1)
+        return self._pool.make_room(num_new)
+
     def publish(self, sequence: Sequence, num_computed_before: int) -> None:
         """Enters into the cache the blocks that became full since `num_computed_before` tokens were computed.
 
@@ -239,7 +254,8 @@ class KVManager:
         for block_id in table:
             self._pool.acquire(self._pool.blocks[block_id])
         sibling.block_table = table
-        sibling.block_hashes = elder.block_hashes[: len(elder.request.prompt_token_ids) // self.block_size]
+        num_known = max(num_tokens, len(elder.request.prompt_token_ids))
+        sibling.block_hashes = elder.block_hashes[: num_known // self.block_size]
         sibling.num_computed_tokens = num_tokens
 
     def free(self, sequence: Sequence) -> None:
@@ -251,6 +267,7 @@ class KVManager:
             self._release(self._pool.blocks[block_id])
         sequence.block_table = []
         sequence.num_computed_tokens = 0
+        sequence.table_version += 1
 
     def shrink(self, num_chunks: int) -> list[int]:
         """Gives up so many chunks, or as many as no sequence holds a block of, down to the floor; their indices.

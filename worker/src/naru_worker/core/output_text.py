@@ -6,6 +6,7 @@ final: the loop hands it to `Scheduler.finish_sequence`, which does nothing wher
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,18 +36,27 @@ class OutputStream:
     """Detokenizer and stop matcher of one sequence.
 
     A stop string counts when the token that completes it comes after the first `min_tokens`; one that was completed
-    earlier is ordinary text. A stop string that spells a special token stops at that token, though it has no text.
+    earlier is ordinary text. A stop string that spells a special token stops at that token, though it has no text
+    (unless `show_special_tokens`; a token that ends the sequence never has any).
     """
 
     def __init__(
-        self, tokens: TokenBytes, stops: StopStrings, *, min_tokens: int = 0, strip_leading_space: bool = False
+        self,
+        tokens: TokenBytes,
+        stops: StopStrings,
+        *,
+        min_tokens: int = 0,
+        strip_leading_space: bool = False,
+        show_special_tokens: bool = False,
     ) -> None:
         self.num_tokens = 0
         """Output tokens that count so far."""
         self._tokens = tokens
         self._stops = stops
         self._min_tokens = min_tokens
-        self._detokenizer = Detokenizer(tokens, strip_leading_space=strip_leading_space)
+        self._detokenizer = Detokenizer(
+            tokens, strip_leading_space=strip_leading_space, show_special_tokens=show_special_tokens
+        )
         self._matcher = StopMatcher(stops)
         self._is_closed = False
 
@@ -64,6 +74,18 @@ class OutputStream:
         stop = self._take(token_ids, [])
         if stop is not None:
             raise InvalidRequest(f"prior holds the stop string {stop!r}; its choice has finished", param="prior")
+
+    def fork(self) -> OutputStream:
+        """One that stands where this one does, and goes on by itself."""
+        other = copy.copy(self)
+        other._detokenizer = self._detokenizer.fork()
+        other._matcher = self._matcher.fork()
+        return other
+
+    def ahead(self, token_id: int) -> tuple[OutputStream, str | None]:
+        """A fork that has taken one token more, and the stop string this completes."""
+        other = self.fork()
+        return other, other._take((token_id,), [])
 
     def push(self, output: SequenceOutput) -> TextDelta:
         """Takes what the scheduler committed. Once a delta had a finish reason, all further ones are empty."""

@@ -13,11 +13,11 @@ import math
 
 from naru_worker.core.kv_manager import NO_MATCH, KVManager, PrefixMatch
 from naru_worker.core.prompt_logprobs import PromptLogprobs
-from naru_worker.core.request import FinishReason, Sequence
+from naru_worker.core.request import FinishReason, Sequence, SequenceState
 from naru_worker.core.roster import Roster
 from naru_worker.core.scheduler_config import SchedulerConfig
 from naru_worker.core.scheduler_counters import SchedulerCounters
-from naru_worker.core.sequence_queue import order_key
+from naru_worker.core.sequence_queue import SequenceQueue, order_key
 from naru_worker.core.step import StepPlan
 from naru_worker.core.step_draft import StepDraft, run_limit
 
@@ -69,6 +69,9 @@ class Planner:
         index = 0
         while index < len(running):
             sequence = running[index]
+            if sequence.request.beams:
+                index += self._plan_beams(_beams_at(running, index), draft, priority_waiting)
+                continue
             num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
             if num_missing == 1:
                 draft.num_decodes_left -= 1
@@ -90,12 +93,40 @@ class Planner:
                 return False
             # Alone, it waits for memory that other models hold, and leaves them its own: two models that each wait for
             # the other's would wait for ever. Rows are booked in order: the victim has no row and no copy in this plan.
-            victim = self._roster.preempt_last()
-            self._counters.num_preemptions += 1
-            draft.preempted.append(victim)
-            if victim is sequence:
+            if sequence in self._preempt_last(draft):
                 return False
         return True
+
+    def _preempt_last(self, draft: StepDraft) -> list[Sequence]:
+        victims = self._roster.preempt_last()
+        self._counters.num_preemptions += len(victims)
+        draft.preempted.extend(victims)
+        return victims
+
+    def _plan_beams(self, beams: list[Sequence], draft: StepDraft, priority_waiting: int | None) -> int:
+        """Books the running beams of a request, all of them or none; returns how many there were.
+
+        None is booked before all have blocks: should they have to give way, they do so together.
+        """
+        is_held = priority_waiting is not None and beams[0].request.priority > priority_waiting
+        wanted = []
+        for sequence in beams:
+            num_missing = sequence.num_missing_tokens
+            if num_missing == 1:
+                draft.num_decodes_left -= 1
+            limit = 0 if is_held and num_missing > 1 else run_limit(sequence, sequence.num_computed_tokens)
+            num_tokens = min(limit, draft.allowance(num_missing))
+            draft.take(sequence, num_missing, num_tokens)
+            wanted.append((sequence, num_tokens))
+        while not self._kv.make_room(wanted):
+            # Alone they always fit, if all memory is there: see `max_beam_tokens`.
+            if beams[0] in self._preempt_last(draft):
+                draft.drop(len(beams))
+                return len(beams)
+        for sequence, num_tokens in wanted:
+            allocated = num_tokens == 0 or self._kv.allocate(sequence, num_tokens)
+            assert allocated, "room was counted before"
+        return len(beams)
 
     def _plan_waiting(self, draft: StepDraft) -> None:
         roster = self._roster
@@ -117,7 +148,9 @@ class Planner:
             if num_tokens == 0:
                 index += 1
                 continue
-            if not self._kv.admit(sequence, match, num_tokens, num_spare):
+            if not roster.has_places_for(sequence.request):
+                break  # a beam search needs some at once; were others let in before it, it might never have them
+            if not self._kv.admit(sequence, match, num_tokens, num_spare + self._num_blocks_of_mates(sequence)):
                 break
             roster.start(index)
             self._count_match(sequence, match)
@@ -149,7 +182,16 @@ class Planner:
 
     def _num_blocks_to_come(self, sequence: Sequence) -> int:
         """Blocks that known tokens of a running sequence will still need."""
-        return max(0, self._kv.num_blocks_for(len(sequence.token_ids)) - len(sequence.block_table))
+        num_own = max(0, self._kv.num_blocks_for(len(sequence.token_ids)) - len(sequence.block_table))
+        return num_own + self._num_blocks_of_mates(sequence) if sequence.request.beams else num_own
+
+    def _num_blocks_of_mates(self, sequence: Sequence) -> int:
+        """At most so many blocks are needed by beams that wait for this one to be computed again."""
+        beams = sequence.request.beams
+        if len(beams) < 2 or sequence is not beams[0] or beams[1].state is not SequenceState.FORKING:
+            return 0
+        num_shared = sequence.num_prompt_tokens // self._kv.block_size
+        return (len(beams) - 1) * (self._kv.num_blocks_for(len(sequence.token_ids)) - num_shared)
 
     def _give_leftovers(self, draft: StepDraft) -> None:
         """Lets prompts that were held short use what nobody else wanted, the most important first."""
@@ -165,3 +207,12 @@ class Planner:
     def _end_outgrown(self, sequence: Sequence, draft: StepDraft) -> None:
         self._roster.end(sequence, FinishReason.LENGTH)
         draft.ended.append(sequence)
+
+
+def _beams_at(running: SequenceQueue, index: int) -> list[Sequence]:
+    """The beams of one request that run: they stand side by side."""
+    request = running[index].request
+    end = index
+    while end < len(running) and running[end].request is request:
+        end += 1
+    return [running[place] for place in range(index, end)]

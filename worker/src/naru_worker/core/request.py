@@ -2,7 +2,7 @@
 
 The scheduler and the KV manager mutate `Sequence`; everybody else reads. One request has `n` sequences. The first
 computes the prompt; the others wait for it and then fork its blocks (copy on write), computing only the last prompt
-token again to draw a first token of their own.
+token again to draw a first token of their own. A beam search has a sequence for each beam; see `core.beams`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import enum
 from dataclasses import dataclass, field
 from typing import NewType
 
+from naru_worker.core.candidates import Candidates
 from naru_worker.core.prompt_marks import NO_MARKS, PromptMarks
 from naru_worker.core.sampling import SamplingParams
+from naru_worker.core.token_matcher import TokenMatcher
 
 RequestId = NewType("RequestId", str)
 
@@ -65,19 +67,32 @@ class Request:
     """One item for each choice, or none at all."""
     marks: PromptMarks = NO_MARKS
     """Route keys and the shared part of its prompt."""
+    show_special_tokens: bool = False
+    """Their text is part of the output, but for what ends a choice."""
+    matchers: tuple[TokenMatcher, ...] = ()
+    """Where its text is structured, one for each choice, which has taken the prior output. Empty: it is free."""
+    wants_hidden: bool = False
+    """The last prompt token's state after the final norm is the answer."""
     sequences: list[Sequence] = field(default_factory=list)
+    beams: list[Sequence] = field(default_factory=list)
+    """Of a beam search, the sequences that live now, best first; one at the beginning. Empty: there is no search."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when the first sequence was first admitted."""
 
     def __post_init__(self) -> None:
-        """Makes the `n` sequences: the first WAITING, the rest FORKING; or each as its prior output left it."""
-        if self.prior:
+        """Makes the sequences: the first WAITING, the rest FORKING; or each as its prior output left it.
+
+        A beam search begins anew: it comes to the same, and tells what was not told.
+        """
+        if self.prior and self.params.beam_width is None:
             self.sequences = [_continued(self, index, prior) for index, prior in enumerate(self.prior)]
             return
         self.sequences = [
             Sequence(self, index, SequenceState.WAITING if index == 0 else SequenceState.FORKING)
-            for index in range(self.params.n)
+            for index in range(self.params.num_sequences)
         ]
+        if self.params.beam_width is not None:
+            self.beams = self.sequences[:1]
 
     @property
     def is_finished(self) -> bool:
@@ -89,7 +104,8 @@ class Request:
 class Sequence:
     """One choice of a request: its tokens, and how many of them are computed in the KV cache.
 
-    Invariant: ``num_computed_tokens < len(token_ids)`` while not finished, and block_table covers at least
+    Invariant: ``num_computed_tokens < len(token_ids)`` while not finished (all are computed of a beam that has
+    `candidates`), and block_table covers at least
     ``num_computed_tokens`` slots while RUNNING.
     """
 
@@ -106,6 +122,12 @@ class Sequence:
     outlive a preemption."""
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
+    table_version: int = 0
+    """Grows whenever its block table is given up: until then, the table only grows (but for copies on write)."""
+    matcher: TokenMatcher | None = None
+    """What its text must match; it has taken all output so far."""
+    candidates: Candidates | None = None
+    """Of a beam that is computed whole and waits for its mates."""
     num_waiting_tokens: int = 0
     """While it waits: its tokens that were not cached when it began to."""
 
@@ -113,6 +135,8 @@ class Sequence:
         """Starts from the prompt."""
         if not self.token_ids:
             self.token_ids = list(self.request.prompt_token_ids)
+        if self.request.matchers:
+            self.matcher = self.request.matchers[self.index]
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -25,7 +25,7 @@ def check_request(request: Request, config: SchedulerConfig, kv: KVManager) -> N
     prompt = request.prompt_token_ids
     if not prompt:
         raise InvalidRequest("the prompt has no tokens; send at least one", param="prompt")
-    limit = TOKEN_ID_LIMIT if config.vocab_size is None else config.vocab_size
+    limit = limit_of_ids(config)
     low, high = min(prompt), max(prompt)
     if low < 0 or high >= limit:
         raise InvalidRequest(
@@ -34,8 +34,15 @@ def check_request(request: Request, config: SchedulerConfig, kv: KVManager) -> N
         )
     if request.prior:
         _check_prior(request, config)
+    if request.params.beam_width is not None:
+        _check_beams(request, config)
     _check_context(request, config)
     _check_pool(request, config, kv)
+
+
+def limit_of_ids(config: SchedulerConfig) -> int:
+    """Ids of the model's vocabulary are below it."""
+    return TOKEN_ID_LIMIT if config.vocab_size is None else config.vocab_size
 
 
 def _check_prior(request: Request, config: SchedulerConfig) -> None:
@@ -52,6 +59,17 @@ def _check_prior(request: Request, config: SchedulerConfig) -> None:
     longest = max(len(each.token_ids) for each in prior if not each.is_finished)
     if longest >= most:
         raise InvalidRequest(f"prior has {longest} tokens, and the output ends at {most}", param="prior")
+
+
+def _check_beams(request: Request, config: SchedulerConfig) -> None:
+    width = request.params.num_sequences
+    most = min(config.max_num_seqs, limit_of_ids(config) - 1)
+    if width > most:
+        raise InvalidRequest(
+            f"beam_width is {width}; this model takes at most {most} here: sequences at once, and fewer than tokens in "
+            "the vocabulary; lower it",
+            param="beam_width",
+        )
 
 
 def _check_context(request: Request, config: SchedulerConfig) -> None:
@@ -75,7 +93,7 @@ def _check_pool(request: Request, config: SchedulerConfig, kv: KVManager) -> Non
             param="prompt",
         )
     params = request.params
-    if params.n == 1:
+    if params.num_sequences == 1:
         return
     # One choice that outgrows the pool ends there; several would go on preempting one another.
     num_output = params.max_tokens
@@ -84,10 +102,23 @@ def _check_pool(request: Request, config: SchedulerConfig, kv: KVManager) -> Non
         num_output = params.min_tokens
     # The last output token is drawn, but never computed.
     num_tokens = min(num_prompt + max(num_output - 1, 0), config.max_model_len)
-    num_blocks = kv.num_blocks_for_choices(num_prompt, num_tokens, params.n)
+    num_blocks = kv.num_blocks_for_choices(num_prompt, num_tokens, params.num_sequences)
     if num_blocks > kv.max_usable_blocks:
+        name, what = ("n", "choices") if params.beam_width is None else ("beam_width", "beams")
         raise ContextLengthExceeded(
-            f"n is {params.n}: that many choices of up to {num_tokens} tokens need {num_blocks} KV blocks; {pool}; "
-            "lower n or max_tokens",
-            param="n",
+            f"{name} is {params.num_sequences}: that many {what} of up to {num_tokens} tokens need {num_blocks} KV "
+            f"blocks; {pool}; lower {name} or max_tokens",
+            param=name,
         )
+
+
+def max_beam_tokens(request: Request, config: SchedulerConfig, kv: KVManager) -> int:
+    """Longest that a beam of this request may get, prompt and output: all beams fit the whole pool side by side.
+
+    It depends on what there is in all, never on who else runs: a search must not end elsewhere for its company.
+    """
+    size = kv.block_size
+    num_shared = (len(request.prompt_token_ids) - 1) // size
+    num_each = (kv.max_usable_blocks - num_shared) // request.params.num_sequences
+    # The last token is chosen, but never computed.
+    return min(config.max_model_len, (num_shared + num_each) * size + 1)

@@ -29,6 +29,17 @@ class ModelState(enum.Enum):
         return self in (ModelState.READY, ModelState.ACTIVE)
 
 
+MAX_BATCH_DELAY_S = 60.0
+_AT_LEAST_1 = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_bytes",
+    "kv_cache_min_bytes",
+    "max_batch_size",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """What a load may ask for; None takes the worker's setting."""
@@ -41,17 +52,26 @@ class LoadOptions:
     enable_prefix_caching: bool | None = None
     kv_cache_min_bytes: int | None = None
     """What the KV cache starts with and keeps."""
+    max_batch_size: int | None = None
+    """Of models that do not generate: most inputs computed at once."""
+    max_batch_delay_s: float | None = None
+    """And how long the first of a batch waits for more."""
 
     def __post_init__(self) -> None:
         """Checks ranges.
 
         Raises:
-            InvalidRequest: a number is not positive.
+            InvalidRequest: a number is out of range.
         """
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "kv_cache_min_bytes"):
+        for name in _AT_LEAST_1:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}; it must be at least 1", param=name)
+        if self.max_batch_delay_s is not None and not 0.0 <= self.max_batch_delay_s <= MAX_BATCH_DELAY_S:
+            raise InvalidRequest(
+                f"max_batch_delay_s is {self.max_batch_delay_s}; it must be in [0, {MAX_BATCH_DELAY_S:g}]",
+                param="max_batch_delay_s",
+            )
         if self.kv_cache_bytes is not None and (self.kv_cache_min_bytes or 0) > self.kv_cache_bytes:
             raise InvalidRequest(
                 f"kv_cache_min_bytes is {self.kv_cache_min_bytes}, above kv_cache_bytes {self.kv_cache_bytes}",

@@ -9,12 +9,22 @@ import math
 from dataclasses import dataclass
 
 from naru_proto.errors import InvalidRequest
+from naru_worker.core.structured import StructuredOutput
 
 MAX_LOGPROBS = 20
 """Most alternatives a position may report; OpenAI's own limit."""
 
 MAX_N = 128
 """Most choices of one request."""
+
+MAX_BEAM_WIDTH = 32
+"""Most beams of one request."""
+
+MAX_BEAM_LOGPROBS = 2**20
+"""Most log probabilities of one search: they are kept for all beams until its end, about 100 bytes each."""
+
+MAX_BEAM_STOP_TOKENS = 64
+"""Most stop token ids of a beam search: each is one candidate more at every beam, so that enough others remain."""
 
 MAX_STOP_STRINGS = 16
 """Most stop strings of one request; each costs a scan per token."""
@@ -64,6 +74,13 @@ class SamplingParams:
     """None: none. k: the chosen token's and the k best at each output position."""
     prompt_logprobs: int | None = None
     """None: none. k: the same for each prompt token; such a request skips prefix cache reads."""
+    beam_width: int | None = None
+    """None: tokens are drawn. k: beam search over k beams; the choices are the `n` best. See `core.beam_search`."""
+    length_penalty: float = 1.0
+    """Of a beam search: a text's score is the sum of its log probabilities / length ** length_penalty."""
+    structured: StructuredOutput | None = None
+    """What the text must be; None: anything. Tokens that it excludes are impossible, before all of the rest; the end of
+    it ends the choice, be it before `min_tokens`."""
 
     def __post_init__(self) -> None:
         """Checks every field.
@@ -106,6 +123,69 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"a stop string has {len(text)} characters; 1 to {MAX_STOP_CHARS} are allowed", param="stop"
                 )
+
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        _in_range("length_penalty", self.length_penalty, -10.0, 10.0)
+        if self.beam_width is None:
+            if self.length_penalty != 1.0:
+                raise InvalidRequest(
+                    f"length_penalty is {self.length_penalty!r}, and nothing is searched; set beam_width, or leave it "
+                    "out",
+                    param="length_penalty",
+                )
+            return
+        _in_range("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        if self.n > self.beam_width:
+            raise InvalidRequest(
+                f"n is {self.n}, above beam_width {self.beam_width}: there are no more beams; lower n", param="n"
+            )
+        if self.max_tokens == 0:
+            raise InvalidRequest("max_tokens is 0, and a beam search needs 1 at least; raise it", param="max_tokens")
+        if len(self.stop_token_ids) > MAX_BEAM_STOP_TOKENS:
+            raise InvalidRequest(
+                f"stop_token_ids has {len(self.stop_token_ids)} ids; with beam_width at most {MAX_BEAM_STOP_TOKENS}",
+                param="stop_token_ids",
+            )
+        num_logprobs = 0 if self.logprobs is None else self.beam_width * (self.max_tokens or 0) * (1 + self.logprobs)
+        if num_logprobs > MAX_BEAM_LOGPROBS:
+            raise InvalidRequest(
+                f"logprobs is {self.logprobs}: for {self.beam_width} beams of up to {self.max_tokens} tokens that is "
+                f"{num_logprobs} numbers to keep, above {MAX_BEAM_LOGPROBS}; lower it or max_tokens",
+                param="logprobs",
+            )
+        if self.structured is not None:
+            raise InvalidRequest(
+                "beam search knows no structured output; leave out beam_width, or ask for free text",
+                param=self.structured.param,
+            )
+        self._check_nothing_is_drawn()
+
+    def _check_nothing_is_drawn(self) -> None:
+        # 0 and 1 are what clients send who want no sampling; both change nothing here.
+        unused = {
+            "temperature": self.temperature in (0.0, 1.0),
+            "top_p": self.top_p == 1.0,
+            "top_k": self.top_k in (0, -1),
+            "min_p": self.min_p == 0.0,
+            "presence_penalty": self.presence_penalty == 0.0,
+            "frequency_penalty": self.frequency_penalty == 0.0,
+            "repetition_penalty": self.repetition_penalty == 1.0,
+            "logit_bias": not self.logit_bias,
+        }
+        for name, is_unused in unused.items():
+            if not is_unused:
+                raise InvalidRequest(
+                    f"{name} is {getattr(self, name)!r}: beam search goes by the model's own probabilities and draws "
+                    "nothing; leave it out, or leave out beam_width",
+                    param=name,
+                )
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that the engine computes side by side: beams or choices."""
+        return self.n if self.beam_width is None else self.beam_width
 
     @property
     def is_greedy(self) -> bool:

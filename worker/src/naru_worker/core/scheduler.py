@@ -11,8 +11,10 @@ from __future__ import annotations
 import collections.abc
 
 from naru_proto.errors import InternalError, InvalidRequest
+from naru_worker.core.beams import Beams, hypothesis_outputs
 from naru_worker.core.kv_manager import KVManager
 from naru_worker.core.kv_stats import KVStats
+from naru_worker.core.output_text import OutputStream
 from naru_worker.core.planner import Planner
 from naru_worker.core.prompt_logprobs import PromptLogprobs
 from naru_worker.core.request import FinishReason, Request, RequestId, Sequence, SequenceState
@@ -22,6 +24,7 @@ from naru_worker.core.scheduler_config import SchedulerConfig
 from naru_worker.core.scheduler_counters import SchedulerCounters
 from naru_worker.core.step import Row, RowResult, SequenceOutput, StepPlan
 from naru_worker.core.stop_check import check_stop
+from naru_worker.core.token_matcher import MatchState
 
 
 class Scheduler:
@@ -33,13 +36,14 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self._prompt_logprobs = PromptLogprobs()
         self._roster = Roster(config.max_num_seqs, kv)
+        self._beams = Beams(config, kv, self._roster)
         self._planner = Planner(config, kv, self._roster, self._prompt_logprobs, self.counters)
         self._eos_token_ids = frozenset(config.eos_token_ids)
 
     # --- requests come and go --------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Takes a request in.
+    def add(self, request: Request, stream: OutputStream | None = None) -> None:
+        """Takes a request in. `stream`: an unused one, by which a beam search obeys stop strings.
 
         Raises:
             InvalidRequest: empty prompt, an id outside the vocabulary, or a request id that is alive already.
@@ -51,6 +55,7 @@ class Scheduler:
             )
         check_request(request, self.config, self.kv)
         self._prompt_logprobs.open(request)
+        self._beams.open(request, stream)
         self._roster.add(request)
 
     def cancel(self, request_id: RequestId) -> list[SequenceOutput]:
@@ -72,8 +77,8 @@ class Scheduler:
 
         Its newest token is not computed yet, so nothing beyond the stop is ever cached. False: it had ended already.
         """
-        if sequence.state is SequenceState.FINISHED:
-            return False
+        if sequence.state is SequenceState.FINISHED or sequence.request.beams:
+            return False  # a beam search has found the stop string itself
         self._end(sequence, reason)
         return True
 
@@ -124,6 +129,7 @@ class Scheduler:
     def check(self) -> None:
         """Asserts all invariants of blocks and queues (for tests: O(everything))."""
         self._roster.check()
+        self._beams.check()
         assert len(self._prompt_logprobs) <= len(self._roster.requests), "prompt logprobs of a request that is gone"
 
     # --- a step ----------------------------------------------------------------------------------------------------
@@ -161,28 +167,55 @@ class Scheduler:
         self.kv.publish(sequence, row.start)
         if sequence.index == 0:
             self._prompt_logprobs.collect(row, result)
-            if sequence.num_computed_tokens == sequence.num_prompt_tokens:
+            if sequence.num_computed_tokens == sequence.num_prompt_tokens and not request.beams:
                 self._roster.fork_siblings(sequence)
         if row.samples:
-            return [self._append(sequence, result)]
+            return self._search(sequence, result) if request.beams else self._append(sequence, result)
         if request.params.max_tokens == 0 and sequence.num_computed_tokens == sequence.num_prompt_tokens:
-            return self._end_request(request.request_id, FinishReason.LENGTH)
+            if request.wants_hidden and result.hidden is None:
+                return self._end_request(request.request_id, FinishReason.ERROR)
+            return self._end_request(request.request_id, FinishReason.LENGTH, result.hidden)
         return []
 
-    def _append(self, sequence: Sequence, result: RowResult) -> SequenceOutput:
+    def _append(self, sequence: Sequence, result: RowResult) -> list[SequenceOutput]:
         assert result.token_id is not None, "checked before"
         sequence.token_ids.append(result.token_id)
         self.counters.generated_tokens += 1
         reason, stop_reason = check_stop(sequence, self._eos_token_ids, self.config.max_model_len)
+        is_complete = False
+        if sequence.matcher is not None and reason is not FinishReason.STOP:
+            match = sequence.matcher.advance(result.token_id)
+            if match is MatchState.FAILED:
+                return self._end_request(sequence.request.request_id, FinishReason.ERROR)
+            if match is not MatchState.OPEN:
+                reason, is_complete = FinishReason.STOP, match is MatchState.COMPLETE
         prompt_logprobs = self._prompt_logprobs.take(sequence)
         if reason is not None:
             self._end(sequence, reason)
         logprobs = () if result.logprobs is None else (result.logprobs,)
-        return SequenceOutput(sequence, (result.token_id,), reason, stop_reason, logprobs, prompt_logprobs)
+        output = SequenceOutput(
+            sequence, (result.token_id,), reason, stop_reason, logprobs, prompt_logprobs, is_complete=is_complete
+        )
+        return [output]
+
+    def _search(self, sequence: Sequence, result: RowResult) -> list[SequenceOutput]:
+        """Nothing comes out of a beam search before its end."""
+        request = sequence.request
+        if result.candidates is None:
+            return self._end_request(request.request_id, FinishReason.ERROR)
+        hypotheses = self._beams.take(sequence, result.candidates)
+        if hypotheses is None:
+            return []
+        prompt_logprobs = self._prompt_logprobs.take(request.sequences[0])
+        reasons = [each.ending.reason for each in hypotheses]
+        for index, each in enumerate(request.sequences):
+            self._end(each, reasons[index] if index < len(reasons) else FinishReason.LENGTH)
+        self.counters.generated_tokens += sum(len(each.output_token_ids) for each in hypotheses)
+        return hypothesis_outputs(request, hypotheses, prompt_logprobs)
 
     # --- ending ----------------------------------------------------------------------------------------------------
 
-    def _end_request(self, request_id: RequestId, reason: FinishReason) -> list[SequenceOutput]:
+    def _end_request(self, request_id: RequestId, reason: FinishReason, hidden: object = None) -> list[SequenceOutput]:
         request = self._roster.requests.get(request_id)
         if request is None:
             return []
@@ -191,10 +224,13 @@ class Scheduler:
             if sequence.state is not SequenceState.FINISHED:
                 prompt_logprobs = self._prompt_logprobs.take(sequence) if reason is FinishReason.LENGTH else ()
                 self._end(sequence, reason)
-                outputs.append(SequenceOutput(sequence, (), reason, prompt_logprobs=prompt_logprobs))
+                if sequence.index >= request.params.n:
+                    continue  # a beam that is no choice
+                outputs.append(SequenceOutput(sequence, (), reason, prompt_logprobs=prompt_logprobs, hidden=hidden))
         return outputs
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._roster.end(sequence, reason)
         if sequence.request.is_finished:
             self._prompt_logprobs.close(sequence.request)
+            self._beams.close(sequence.request)

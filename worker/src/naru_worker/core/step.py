@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from naru_worker.core.candidates import Candidates
 from naru_worker.core.request import FinishReason, Sequence
 
 
@@ -69,7 +70,7 @@ class PositionLogprobs:
     top: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each row of each step: frozen ones take twice as long to make
 class RowResult:
     """What the forward pass gave one row."""
 
@@ -79,9 +80,13 @@ class RowResult:
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     """For a prefill row of a request that asked: of prompt tokens ``start+1 .. start+num_tokens`` (as far as the prompt
     goes): position p's logits score token p+1."""
+    candidates: Candidates | None = None
+    """Of a beam, for which `token_id` does not count: `num_candidates` of its request, or the whole vocabulary."""
+    hidden: object = None
+    """The last prompt token's hidden state where its request wants it: an array that is only passed on here."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each row of each step: frozen ones take twice as long to make
 class SequenceOutput:
     """What one sequence gained in one step, after stop checks; the detokenizer turns it into text.
 
@@ -97,8 +102,14 @@ class SequenceOutput:
     """``token:<id>`` when a stop token ended it; stop strings are the detokenizer's."""
     logprobs: tuple[PositionLogprobs, ...] = ()
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    hidden: object = None
+    """See `RowResult`."""
+
+    is_complete: bool = False
+    """It ends as its grammar lets nothing follow; the last token is ordinary text."""
 
     @property
     def text_token_ids(self) -> tuple[int, ...]:
-        """The new tokens whose text belongs to the output: STOP here always means that the last one is a stop token."""
-        return self.new_token_ids[:-1] if self.finish_reason is FinishReason.STOP else self.new_token_ids
+        """The new tokens whose text belongs to the output: unless `is_complete`, STOP means a stop token at the end."""
+        has_stop_token = self.finish_reason is FinishReason.STOP and not self.is_complete
+        return self.new_token_ids[:-1] if has_stop_token else self.new_token_ids

@@ -64,6 +64,14 @@ class StepDraft:
         if num_missing > self.long_share:
             self.num_long_left -= num_tokens
 
+    def drop(self, num_shares: int) -> None:
+        """Takes the last rows back."""
+        for share in self.shares[-num_shares:]:
+            self.num_tokens_left += share.num_tokens
+            if share.num_missing > self.long_share:
+                self.num_long_left += share.num_tokens
+        del self.shares[-num_shares:]
+
     @property
     def is_empty(self) -> bool:
         """Whether no token was booked yet."""

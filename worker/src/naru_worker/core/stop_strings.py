@@ -64,6 +64,13 @@ class StopMatcher:
         self._held = buffer[num_certain:]
         return StopMatch(buffer[:num_certain])
 
+    def fork(self) -> StopMatcher:
+        """One that has read what this one has, and goes on by itself."""
+        other = StopMatcher(self._stops)
+        other._held = self._held
+        other._matched = self._matched.copy()
+        return other
+
     def finish(self) -> str:
         """The text held back: the end has come, and it is no stop."""
         held, self._held = self._held, ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
+from naru_worker.core.candidates import Candidates
 from naru_worker.core.request import FinishReason, Request, Sequence
 from naru_worker.core.step import PositionLogprobs, Row, RowResult, StepPlan, TokenLogprob
 
@@ -58,6 +59,12 @@ class PretendModel:
     def score(self, chain: int, token_id: int) -> PositionLogprobs:
         """A made-up logprob that depends on all tokens before."""
         return PositionLogprobs(TokenLogprob(token_id, -(_number(chain, token_id) % 1000) / 100, 1))
+
+    def candidates(self, chain: int) -> Candidates:
+        """The whole vocabulary with made-up log probabilities, best first."""
+        logprobs = [-(_number(chain, token_id, "beam") % 4000) / 1000 for token_id in range(self.vocab_size)]
+        order = sorted(range(self.vocab_size), key=lambda token_id: -logprobs[token_id])
+        return Candidates(order, [logprobs[token_id] for token_id in order])
 
     def run(self, plan: StepPlan) -> list[RowResult]:
         """Carries out a step, checking that every row reads exactly its own text."""
@@ -113,6 +120,7 @@ class PretendModel:
         return RowResult(
             self.draw(request, sequence.index, chain) if row.samples else None,
             prompt_logprobs=tuple(scores[:num_scores]) if asked else (),
+            candidates=self.candidates(chain) if row.samples and request.beams else None,
         )
 
 

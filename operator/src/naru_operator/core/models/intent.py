@@ -186,7 +186,7 @@ def desired_model(name: str, revision: RevisionSpec, spec: ModelDeploymentSpec) 
         aliases=(),
         min_replicas=0,
         pools=(),
-        limits=engine_limits(revision.engine, revision.resources),
+        limits=engine_limits(revision.engine, revision.resources, revision.batching),
         residency=residency,
         credentials=revision.model.credentials_secret or "",
         scaling=scaling_of(spec, revision.resources),

@@ -19,7 +19,7 @@ from naru_operator.core.kube import Object, ObjectKey, owner_reference
 from naru_proto import names
 from naru_proto.crd.base import CrdModel, Items
 from naru_proto.crd.model_deployment import Adapter, ModelSource
-from naru_proto.crd.model_residency import EngineSpec, ResourcesSpec
+from naru_proto.crd.model_residency import BatchingSpec, EngineSpec, ResourcesSpec
 from naru_proto.crd.v1alpha1 import ModelDeploymentSpec
 
 DIGEST_LENGTH = 10
@@ -35,6 +35,7 @@ class RevisionSpec(CrdModel):
     adapters: Items[Adapter] = ()
     engine: EngineSpec = Field(default_factory=EngineSpec)
     resources: ResourcesSpec = Field(default_factory=ResourcesSpec)
+    batching: BatchingSpec = Field(default_factory=BatchingSpec)
 
     @property
     def digest(self) -> str:
@@ -72,7 +73,11 @@ class Revision:
 def revision_spec(spec: ModelDeploymentSpec) -> RevisionSpec:
     """The revision that a spec asks for."""
     return RevisionSpec.model_construct(
-        model=spec.model, adapters=spec.adapters, engine=spec.engine, resources=spec.resources
+        model=spec.model,
+        adapters=spec.adapters,
+        engine=spec.engine,
+        resources=spec.resources,
+        batching=spec.batching,
     )
 
 
@@ -149,12 +154,20 @@ def _owner_uid(references: object) -> str:
 
 
 def _digest(spec: RevisionSpec) -> str:
-    return _digest_of(spec.model, spec.adapters, spec.engine, spec.resources)
+    return _digest_of(spec.model, spec.adapters, spec.engine, spec.resources, spec.batching)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _digest_of(model: ModelSource, adapters: tuple[Adapter, ...], engine: EngineSpec, resources: ResourcesSpec) -> str:
-    spec = RevisionSpec.model_construct(model=model, adapters=adapters, engine=engine, resources=resources)
+def _digest_of(
+    model: ModelSource,
+    adapters: tuple[Adapter, ...],
+    engine: EngineSpec,
+    resources: ResourcesSpec,
+    batching: BatchingSpec,
+) -> str:
+    spec = RevisionSpec.model_construct(
+        model=model, adapters=adapters, engine=engine, resources=resources, batching=batching
+    )
     text = json.dumps(spec.to_data(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
 

@@ -12,6 +12,7 @@ from naru_router.adapters.http.responses import send_json
 from naru_router.core.answers import answer_body
 from naru_router.core.chunks_completion import CompletionChunks, completion_end, completion_head
 from naru_router.core.completion_request import CompletionCall, parse_completion
+from naru_router.core.search import sampling_of_best
 from naru_router.core.usage import TokenUsage
 
 
@@ -23,7 +24,8 @@ class CompletionEndpoint(GenerationEndpoint):
     async def answer(self, body: dict[str, object], exchange: Exchange) -> None:
         """Runs the completion and sends its answer."""
         call = parse_completion(body)
-        jobs = self._edge.jobs.completions(call.model, call.prompts, call.sampling, exchange.envelope)
+        sampling = sampling_of_best(call.sampling, call.best_of)
+        jobs = self._edge.jobs.completions(call.model, call.prompts, sampling, exchange.envelope)
         exchange.model = jobs[0].label
         answer_id = f"cmpl-{exchange.answer_id}"
         with exchange.kept_alive(call.stream):
@@ -58,14 +60,19 @@ class CompletionEndpoint(GenerationEndpoint):
         await self._run_all(jobs, consumers)
         choices: list[dict[str, object]] = []
         usage = TokenUsage()
+        n = call.sampling.n if call.sampling.HasField("n") else 1
         for i, consumer in enumerate(consumers):
-            consumer.answer.check_finished()
-            choices += consumer.answer.completion_choices(
-                first_index=i * jobs[i].n,
+            answer = consumer.answer
+            answer.check_finished()
+            if call.best_of:
+                answer.keep_best(n)
+            choices += answer.completion_choices(
+                first_index=i * n,
                 has_logprobs=call.sampling.HasField("logprobs"),
                 echo=call.prompts[i] if call.echo else None,
+                tells_prompt_logprobs=call.tells_prompt_logprobs,
             )
-            usage += consumer.answer.usage
+            usage += answer.usage
         reply = answer_body(
             answer_id=answer_id,
             kind="text_completion",

@@ -1,7 +1,8 @@
 """One client's connection: HTTP/1.1 in, by httptools' parser, one task for each request, replies out in their order.
 
-Opened by the server. A request is handed on when its whole body has come; the next one of the same connection waits
-until the reply is complete. When the client leaves, the task of its request is cancelled. Knows no paths and no models.
+Opened by the server. A request is handed on when its whole body has come, or before it where its path takes a stream;
+the next one of the same connection waits until the reply is complete. When the client leaves, the task of its request
+is cancelled. Knows no paths and no models.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
+from naru_router.adapters.http.body_stream import BodyStream
 from naru_router.adapters.http.messages import HttpRequest, Reply
 
 if TYPE_CHECKING:
@@ -58,6 +60,11 @@ class HttpConnection(asyncio.Protocol):
         self._body_bytes = 0
         self._request: HttpRequest | None = None
         """Whose body is being read."""
+        self._stream: BodyStream | None = None
+        """Where that goes, of a request that was handed on without it."""
+        self._has_taken = asyncio.Event()
+        self._has_taken.set()
+        """The socket takes more, or nobody is there any more."""
 
     @property
     def is_idle(self) -> bool:
@@ -80,7 +87,7 @@ class HttpConnection(asyncio.Protocol):
         """Reads on."""
         if self._is_refusing:
             return
-        if self._request is None:
+        if self._request is None and self._stream is None:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -93,7 +100,7 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._refuse(_BAD_REQUEST)
             return
-        if self._request is None and self._head_bytes > MAX_HEAD_BYTES:
+        if self._request is None and self._stream is None and self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_HEAD_TOO_LARGE)
         elif self._reply is None:
             self.deadline_s = self._server.loop.time() + READ_TIMEOUT_S
@@ -108,17 +115,22 @@ class HttpConnection(asyncio.Protocol):
         self._server.connections.discard(self)
         self._server.backlog.leave(self)
         self._waiting.clear()
+        self._has_taken.set()
+        if self._stream is not None:
+            self._stream.lose()
         if self._task is not None and self._reply is not None:
             self._task.cancel()
 
     def pause_writing(self) -> None:
         """The socket takes no more."""
         self._is_slow = True
+        self._has_taken.clear()
         self._server.backlog.join(self)
 
     def resume_writing(self) -> None:
         """The socket takes more."""
         self._is_slow = False
+        self._has_taken.set()
         self._server.backlog.leave(self)
 
     def unsent_bytes(self) -> int:
@@ -146,6 +158,9 @@ class HttpConnection(asyncio.Protocol):
         request = HttpRequest(self._parser.get_method(), self._target, self._headers)
         self._request = request
         self._target, self._headers, self._head_bytes = b"", [], 0
+        if self._server.is_streamed(request.method, request.target):
+            self._accept_stream(request)
+            return
         declared = request.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > self._server.max_body_bytes:
             self._cut_body()
@@ -154,6 +169,9 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
+        if self._stream is not None:
+            self._stream.feed(body)
+            return
         if self._request is None:
             return
         self._body_bytes += len(body)
@@ -164,6 +182,10 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The request is complete."""
+        if self._stream is not None:
+            self._stream.end()
+            self._stream = None
+            return
         request = self._request
         if request is None:
             return  # its body was cut: it is being answered
@@ -181,17 +203,24 @@ class HttpConnection(asyncio.Protocol):
         """Header lines that every reply has."""
         return self._server.date_line
 
+    async def drained(self) -> None:
+        """Returns when the socket takes more, or the client has left."""
+        await self._has_taken.wait()
+
     def reply_ended(self, *, keeps_open: bool) -> None:
         """Goes on with the next request."""
         self._reply = self._task = None
         if not self._is_open:
             return
+        if self._stream is not None and not self._waiting:
+            self._is_refusing, keeps_open = True, False  # answered before its body was read: the rest is not wanted
+            self._stream = None
+            self._set_flow()
         if not keeps_open:
             self._part()
         elif self._waiting:
             self._start(*self._waiting.popleft())
-            if len(self._waiting) < MAX_WAITING:
-                self._transport.resume_reading()
+            self._set_flow()
         else:
             self.deadline_s = self._server.loop.time() + IDLE_TIMEOUT_S
 
@@ -207,8 +236,28 @@ class HttpConnection(asyncio.Protocol):
             self._start(request, reply)
             return
         self._waiting.append((request, reply))
-        if len(self._waiting) >= MAX_WAITING:
+        self._set_flow()
+
+    def _accept_stream(self, request: HttpRequest) -> None:
+        """Hands a request on whose body has not come."""
+
+        def ask() -> None:
+            if request.header(b"expect") == b"100-continue":
+                self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+        request.stream = stream = BodyStream(ask, self._set_flow)
+        self._accept(request, keeps_open=self._parser.should_keep_alive())
+        self._stream = stream
+
+    def _set_flow(self) -> None:
+        """Reads the socket, or lets it rest: too much waits, of requests or of a body."""
+        if not self._is_open or self._transport.is_closing():
+            return
+        is_full = self._stream is not None and self._stream.is_full
+        if is_full or len(self._waiting) >= MAX_WAITING:
             self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def _start(self, request: HttpRequest, reply: Reply) -> None:
         self._reply = reply

@@ -1,6 +1,6 @@
-"""What the two generation endpoints share: admission, the body, the envelope, errors, counts.
+"""What the endpoints that have a model do something share: admission, the body, the envelope, errors, counts.
 
-Errors are in OpenAI's form, as a reply before the first byte and as an event after it.
+Errors are in the form of the endpoint's API, as a reply before the first byte and as an event after it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from naru_proto.errors import Cancelled, InternalError, NaruError
 from naru_router.adapters.dispatcher import Dispatcher
 from naru_router.adapters.gate import Gate
 from naru_router.adapters.http.body import read_object
-from naru_router.adapters.http.consumers import AnswerConsumer, answer_headers
+from naru_router.adapters.http.consumers import answer_headers
 from naru_router.adapters.http.counts import Counts
 from naru_router.adapters.http.keepalive import KeepAlive, read_keepalive
 from naru_router.adapters.http.messages import Headers, HttpRequest, Reply
 from naru_router.adapters.http.responses import EventStream, send_error
 from naru_router.adapters.jobs import JobMaker
 from naru_router.core.caller import ANYONE, Caller
-from naru_router.core.envelope import NO_ENVELOPE, read_envelope
+from naru_router.core.envelope import NO_ENVELOPE, Envelope, read_envelope
+from naru_router.core.error_forms import OPENAI_ERRORS, ErrorForm
+from naru_router.core.routing.model import Decision
 
 logger = logging.getLogger(__name__)
 
@@ -57,21 +60,64 @@ class Edge:
     """What is left of a caller's quotas."""
 
 
+class Routed(Protocol):
+    """A consumer that knows where its job went."""
+
+    decision: Decision | None
+    answers_as: str
+
+
+class QuotaHead:
+    """Puts what is left of a caller's quotas into a reply's head.
+
+    Apart from the exchange, which would hold itself through its stream: each request, with its body, would be left to
+    the garbage collector, which looks rarely.
+    """
+
+    __slots__ = ("_rate_headers", "_reply", "caller")
+
+    def __init__(self, reply: Reply, rate_headers: Callable[[Caller], Headers]) -> None:
+        self._reply = reply
+        self._rate_headers = rate_headers
+        self.caller = ANYONE
+
+    def tell(self) -> None:
+        """Adds the headers, if the head has not been sent."""
+        if not self._reply.has_started:
+            for name, value in self._rate_headers(self.caller):
+                self._reply.extra += b"%b: %b\r\n" % (name, value)
+
+
 class Exchange:
     """One request and its reply."""
 
-    def __init__(self, edge: Edge, endpoint: str, request: HttpRequest, reply: Reply) -> None:
+    def __init__(
+        self, edge: Edge, endpoint: str, request: HttpRequest, reply: Reply, errors: ErrorForm = OPENAI_ERRORS
+    ) -> None:
         self.edge = edge
         self.endpoint = endpoint
         self.request = request
         self.reply = reply
-        self.stream = EventStream(reply, self.tell_quotas)
-        self.envelope = NO_ENVELOPE
+        self._quotas = QuotaHead(reply, edge.rate_headers)
+        self.stream = EventStream(reply, self._quotas.tell)
+        self.errors = errors
+        """How a failure is told; an endpoint may put a form in its place that knows what was sent already."""
+        self._envelope = NO_ENVELOPE
         self.model = UNKNOWN_MODEL
         self.answer_id = os.urandom(12).hex()
         self.created_s = int(time.time())
         self._start_s = time.perf_counter()
         self._has_first_byte = False
+
+    @property
+    def envelope(self) -> Envelope:
+        """Who asks and how; nobody's until it was read."""
+        return self._envelope
+
+    @envelope.setter
+    def envelope(self, envelope: Envelope) -> None:
+        self._envelope = envelope
+        self._quotas.caller = envelope.caller
 
     def elapsed_s(self) -> float:
         """Seconds since the request came."""
@@ -94,11 +140,9 @@ class Exchange:
 
     def tell_quotas(self) -> None:
         """Puts what is left of the caller's quotas into the reply's head, if that has not been sent."""
-        if not self.reply.has_started:
-            for name, value in self.edge.rate_headers(self.envelope.caller):
-                self.reply.extra += b"%b: %b\r\n" % (name, value)
+        self._quotas.tell()
 
-    def route_headers(self, consumers: list[AnswerConsumer]) -> Headers:
+    def route_headers(self, consumers: Sequence[Routed]) -> Headers:
         """What is told of the first prompt; the others of a call are found by their counts in the metrics."""
         self.tell_quotas()
         first = consumers[0]
@@ -108,16 +152,19 @@ class Exchange:
 
 
 class GenerationEndpoint(abc.ABC):
-    """One of the two endpoints."""
+    """One endpoint that has a model do something."""
 
     name: str
+    """In metrics."""
+    errors: ErrorForm = OPENAI_ERRORS
+    methods: tuple[bytes, ...] = (b"POST",)
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
     async def serve(self, request: HttpRequest, reply: Reply) -> None:
         """Answers one request; cancelled when the client leaves."""
-        exchange = Exchange(self._edge, self.name, request, reply)
+        exchange = Exchange(self._edge, self.name, request, reply, self.errors_of(request))
         status = "500"
         try:
             status = await self._serve(exchange)
@@ -125,7 +172,20 @@ class GenerationEndpoint(abc.ABC):
             status = "499"
             raise
         finally:
+            exchange.errors = self.errors  # one that an endpoint put there may know the exchange: nothing is to be left
             self._edge.counts.request(self.name, exchange.model, status, exchange.elapsed_s())
+
+    def errors_of(self, request: HttpRequest) -> ErrorForm:
+        """How failures of this request are told."""
+        return self.errors
+
+    def read(self, request: HttpRequest) -> dict[str, object]:
+        """The request's body.
+
+        Raises:
+            InvalidRequest: it is none that this endpoint takes.
+        """
+        return read_object(request, self._edge.max_body_bytes)
 
     @abc.abstractmethod
     async def answer(self, body: dict[str, object], exchange: Exchange) -> None:
@@ -136,7 +196,7 @@ class GenerationEndpoint(abc.ABC):
         try:
             with edge.gate.admit():
                 caller = edge.caller_of(request.headers)
-                body = read_object(request, edge.max_body_bytes)
+                body = self.read(request)
                 exchange.envelope = read_envelope(
                     request.text,
                     caller,
@@ -149,7 +209,10 @@ class GenerationEndpoint(abc.ABC):
         except Cancelled:
             return "499"
         except NaruError as exc:
-            return _fail(exchange, exc)
+            status = _fail(exchange, exc)
+            # Its traceback and its causes hold frames that hold it: a ring with all of the request in it.
+            exc.__traceback__ = exc.__cause__ = exc.__context__ = None
+            return status
         except Exception:
             # The top of the request: the client gets an answer, the log gets the trace, the router lives on.
             logger.exception("request %s failed", request.request_id)
@@ -161,7 +224,7 @@ def _fail(exchange: Exchange, error: NaruError) -> str:
         return "500"
     if exchange.stream.has_started:
         logger.warning("request %s failed in its stream: %s", exchange.request.request_id, error.message)
-        exchange.stream.close_with_error(error)
+        exchange.stream.close_with_error(error, exchange.errors)
         return "stream_error"
     exchange.tell_quotas()
-    return str(send_error(exchange.reply, error))
+    return str(send_error(exchange.reply, error, form=exchange.errors))

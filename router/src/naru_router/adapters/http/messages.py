@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Protocol
 
+from naru_router.adapters.http.body_stream import BodyStream
+
 Headers = Sequence[tuple[bytes, bytes]]
 
 STATUS_LINES = {
@@ -15,9 +17,19 @@ STATUS_LINES = {
 
 
 class HttpRequest:
-    """One request, its body read."""
+    """One request, its body read, but for those whose body is a stream."""
 
-    __slots__ = ("_by_name", "body", "headers", "is_body_too_large", "method", "request_id", "target")
+    __slots__ = (
+        "_by_name",
+        "body",
+        "headers",
+        "is_body_too_large",
+        "method",
+        "params",
+        "request_id",
+        "stream",
+        "target",
+    )
 
     def __init__(self, method: bytes, target: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         self.method = method
@@ -28,7 +40,11 @@ class HttpRequest:
         self.body = b""
         self.is_body_too_large = False
         """Nothing more of it was read: the connection ends with the reply."""
+        self.stream: BodyStream | None = None
+        """The body, where it is handed on as it comes."""
         self.request_id = ""
+        self.params: dict[str, str] = {}
+        """Of the path, by name, decoded."""
         self._by_name: dict[bytes, bytes] | None = None
 
     def header(self, name: bytes) -> bytes | None:
@@ -53,6 +69,9 @@ class Wire(Protocol):
 
     def reply_head(self) -> bytes:
         """Header lines that every reply has."""
+
+    async def drained(self) -> None:
+        """Returns when the client has taken most of what was written, or has left."""
 
     def reply_ended(self, *, keeps_open: bool) -> None:
         """The reply is complete."""
@@ -80,15 +99,23 @@ class Reply:
         self._wire.write(head if self._is_head else head + body)
         self._end()
 
-    def begin(self, status: int, headers: Headers) -> None:
-        """The head of a reply whose length is not known."""
+    def begin(self, status: int, headers: Headers, length: int | None = None) -> None:
+        """The head of a reply that is written in pieces, of exactly `length` bytes where that is known."""
         self.has_started = True
+        if length is not None:
+            self._is_chunked = False
+            self._wire.write(self._head(status, headers, b"content-length: %d\r\n" % length))
+            return
         self._keeps_open = self._keeps_open and self._is_chunked
         self._wire.write(self._head(status, headers, b"transfer-encoding: chunked\r\n" if self._is_chunked else b""))
 
+    async def drained(self) -> None:
+        """Returns when the client has taken most of what was written: between pieces of a large reply."""
+        await self._wire.drained()
+
     def write(self, data: bytes) -> None:
-        """Some of the body, not empty."""
-        if not self._is_head:
+        """Some of the body; nothing is sent of an empty piece, which as a chunk would be the end."""
+        if data and not self._is_head:
             self._wire.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     def end(self) -> None:

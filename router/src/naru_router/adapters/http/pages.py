@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from naru_proto.errors import NaruError, Unauthenticated
-from naru_proto.registry import ModelRecord
 from naru_router.adapters.fleet import Fleet
 from naru_router.adapters.gate import Gate
 from naru_router.adapters.http.page_replies import json_page, refusal_page
@@ -14,7 +13,7 @@ from naru_router.adapters.metrics import Metrics
 from naru_router.adapters.presence import Presence
 from naru_router.adapters.registry import RegistryReader
 from naru_router.adapters.tenancy.tenancy import Tenancy
-from naru_router.core.route_map import RouteMap
+from naru_router.core.model_state import model_card
 
 
 class Pages:
@@ -43,7 +42,7 @@ class Pages:
             caller = self._tenancy.caller_by(request.headers.get)
         except Unauthenticated as exc:
             return refusal_page(exc)
-        cards = [_card(name, route_map.entry(name, caller), route_map) for name in route_map.names(caller)]
+        cards = [model_card(name, route_map.entry(name, caller), route_map) for name in route_map.names(caller)]
         return json_page({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
@@ -55,7 +54,7 @@ class Pages:
             record = route_map.entry(name, self._tenancy.caller_by(request.headers.get))
         except NaruError as exc:
             return refusal_page(exc)
-        return json_page(_card(name, record, route_map))
+        return json_page(model_card(name, record, route_map))
 
     async def health(self, request: Request) -> Response:
         """GET /health, /healthz: the process answers."""
@@ -90,6 +89,11 @@ class Pages:
                 name: len(route_map.ready_workers(route_map.models[name].target or name))
                 for name in route_map.entries()
             },
+            "tasks": {
+                name: list(info.tasks)
+                for name in route_map.entries()
+                if (info := route_map.info(route_map.models[name].target or name)) is not None
+            },
             "workers": {"leased": len(route_map.workers), "connected": self._fleet.num_up()},
             "routers": {"seen": self._presence.num_routers, "problem": self._presence.problem or None},
             "requests": self._gate.num_inside,
@@ -100,17 +104,3 @@ class Pages:
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
         return Response(self._metrics.exposition(), headers={"content-type": self._metrics.content_type})
-
-
-def _card(name: str, record: ModelRecord, route_map: RouteMap) -> dict[str, object]:
-    model = record.target or record.name
-    info = route_map.info(model)
-    return {
-        "id": name,
-        "object": "model",
-        "created": record.created_s,
-        "owned_by": "naru",
-        "root": record.name,
-        "max_model_len": None if info is None else info.max_model_len,
-        "ready_workers": len(route_map.ready_workers(model)),
-    }

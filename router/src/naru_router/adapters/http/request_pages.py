@@ -90,7 +90,7 @@ class RequestPages:
                     f"the chat template of {chat.model[:200]!r} is known once a worker has loaded it, and to ask loads "
                     "nothing; send a request first, or ask with a plain prompt"
                 )
-            return await self._jobs.chat(chat.model, chat.messages, chat.sampling, envelope)
+            return await self._jobs.chat(chat, envelope)
         call = parse_completion(body)
         return self._jobs.completions(call.model, call.prompts, call.sampling, envelope)[0]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from naru_proto.errors import NaruError
 from naru_router.adapters.http.messages import Headers, Reply
-from naru_router.core.errors import error_body, error_shape
-from naru_router.core.sse import event
+from naru_router.core.error_forms import OPENAI_ERRORS, ErrorForm
+from naru_router.core.errors import error_shape
 
 _JSON = (b"content-type", b"application/json")
 _SSE_HEADERS: Headers = (
@@ -23,12 +23,12 @@ def send_json(reply: Reply, status: int, body: bytes, headers: Headers = ()) -> 
     reply.send(status, (_JSON, *headers), body)
 
 
-def send_error(reply: Reply, error: NaruError, headers: Headers = ()) -> int:
-    """Sends an error in OpenAI's form; its status."""
+def send_error(reply: Reply, error: NaruError, headers: Headers = (), form: ErrorForm = OPENAI_ERRORS) -> int:
+    """Sends an error; its status."""
     shape = error_shape(error)
     if shape.retry_after_s is not None:
         headers = (*headers, (b"retry-after", b"%d" % shape.retry_after_s))
-    send_json(reply, shape.status, error_body(error), headers)
+    send_json(reply, shape.status, form.body(error), headers)
     return shape.status
 
 
@@ -66,7 +66,7 @@ class EventStream:
         """Ends the reply."""
         self._reply.end()
 
-    def close_with_error(self, error: NaruError) -> None:
+    def close_with_error(self, error: NaruError, form: ErrorForm = OPENAI_ERRORS) -> None:
         """Ends a started reply with an error event; no end mark, which a client could take for success."""
-        self.write(event(error_body(error)))
+        self.write(form.event(error))
         self.close()

@@ -77,6 +77,19 @@ class Tenancy:
         """
         return self.caller((name, get(name) or "") for name in KEY_HEADERS)
 
+    def caller_named(self, tenant: str) -> Caller:
+        """A tenant by its name, whose key was shown before: what a batch is done for. Empty: nobody in particular.
+
+        Raises:
+            Unauthenticated: there is no such tenant any more.
+        """
+        if self._file is None and not tenant:
+            return ANYONE
+        seed = self._seed()
+        if self._file is not None and seed != self._ring_seed:
+            self._looked(self._file)
+        return self._ring.caller(tenant)
+
     async def admit(self, caller: Caller, num_tokens: int) -> QuotaTicket:
         """Lets a request in, if its tenant's quotas allow it. The ticket is settled when the request ends.
 

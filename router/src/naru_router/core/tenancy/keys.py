@@ -37,9 +37,11 @@ class KeyRing:
         """`seed`: the installation's secret; salts are made of it."""
         self._holders: dict[str, Holder] = {}
         self._quotas: dict[str, Quotas] = {}
+        self._callers: dict[str, Caller] = {}
         for tenant in tenants:
             caller = _caller(tenant, seed)
             self._quotas[tenant.name] = tenant.quotas
+            self._callers[tenant.name] = caller
             for key in tenant.keys:
                 self._holders[key.sha256] = Holder(caller, tenant.quotas, key.expires_s)
 
@@ -52,6 +54,17 @@ class KeyRing:
         found = self._holders.get(key_digest(key[:MAX_KEY_BYTES]))
         if found is None or unix_s >= found.expires_s or len(key) > MAX_KEY_BYTES:
             raise Unauthenticated(_MESSAGE)
+        return found
+
+    def caller(self, tenant: str) -> Caller:
+        """A tenant by its name, for what goes on in its name after its key was shown.
+
+        Raises:
+            Unauthenticated: it is gone.
+        """
+        found = self._callers.get(tenant)
+        if found is None:
+            raise Unauthenticated(f"the tenant {tenant!r} is not known here any more")
         return found
 
     def quotas(self, tenant: str) -> Quotas:

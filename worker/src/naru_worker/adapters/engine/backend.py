@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import Literal, Protocol, cast
 
-from naru_worker.adapters.ops.protocol import Runner, RunnerOptions
+from naru_worker.adapters.engine.batch_runner import EncoderRunner
+from naru_worker.adapters.ops.encoder_options import EncoderOptions
+from naru_worker.adapters.ops.protocol import FloatArray, Runner, RunnerOptions
 from naru_worker.adapters.weights.checkpoint import Checkpoint
+from naru_worker.core.encoder_config import EncoderConfig
 from naru_worker.core.model_config import ModelConfig
 
 _MODULES = {"cpu": "naru_worker.adapters.ops.cpu", "ref": "naru_worker.adapters.ops.ref"}
+_ENCODER_MODULES = {"cpu": "naru_worker.adapters.ops.cpu_encoder", "ref": "naru_worker.adapters.ops.ref_encoder"}
 
 
 class Backend(Protocol):
@@ -28,6 +33,21 @@ class Backend(Protocol):
         """Bytes of the activations of a step; all models of a process share one workspace."""
 
 
+class EncoderBackend(Protocol):
+    """A module of kernels, as encoders need them."""
+
+    def load_encoder(
+        self, config: EncoderConfig, tensors: Iterable[tuple[str, FloatArray]], options: EncoderOptions
+    ) -> EncoderRunner:
+        """Takes the weights over, by name."""
+
+    def weight_bytes(self, config: EncoderConfig) -> int:
+        """Bytes of the weights as they will lie in memory."""
+
+    def workspace_bytes(self, config: EncoderConfig, options: EncoderOptions) -> int:
+        """Bytes of the activations of a batch; all models of a process share one workspace."""
+
+
 def open_backend(name: str) -> Backend:
     """The backend of that name.
 
@@ -35,6 +55,15 @@ def open_backend(name: str) -> Backend:
         ImportError: it is not installed here.
     """
     return cast(Backend, importlib.import_module(_MODULES[name]))
+
+
+def open_encoder_backend(name: str) -> EncoderBackend:
+    """What the backend of that name offers encoders.
+
+    Raises:
+        ImportError: it is not installed here.
+    """
+    return cast(EncoderBackend, importlib.import_module(_ENCODER_MODULES[name]))
 
 
 def kv_format(name: str) -> Literal["f16", "f32"]:

@@ -29,7 +29,7 @@ class BatchBuilder:
         self._iota = np.arange(max(options.max_model_len, num_tokens, num_seqs) + 1, dtype=np.int32)
         self._no_copies = np.zeros((0, 2), np.int32)
         self._owners: list[Sequence | None] = [None] * num_seqs
-        self._owner_preemptions = [0] * num_seqs
+        self._owner_versions = [0] * num_seqs
         self._filled = [0] * num_seqs
         self._kept: BatchInputs | None = None
         self._kept_key = (0, 0, 0)
@@ -122,15 +122,15 @@ class BatchBuilder:
     def _write_tables(self, rows: tuple[Row, ...]) -> None:
         """Brings row i of the table to the blocks of the i-th sequence.
 
-        Tables only grow, except by preemption (counted) and copy-on-write (everything forgotten), so that equal owner
-        and equal count of preemptions mean: what stands there is a prefix of what must stand there.
+        Tables only grow until they are given up (`table_version`), except by copy-on-write (everything forgotten), so
+        that equal owner and equal version mean: what stands there is a prefix of what must stand there.
         """
         for i, row in enumerate(rows):
             sequence = row.sequence
             blocks = sequence.block_table
             count = len(blocks)
             filled = self._filled[i]
-            known = self._owners[i] is sequence and self._owner_preemptions[i] == sequence.num_preemptions
+            known = self._owners[i] is sequence and self._owner_versions[i] == sequence.table_version
             if known and filled == count:
                 continue
             if known and filled < count:
@@ -140,5 +140,5 @@ class BatchBuilder:
                 if count < filled:
                     self._tables[i, count:filled] = 0
             self._owners[i] = sequence
-            self._owner_preemptions[i] = sequence.num_preemptions
+            self._owner_versions[i] = sequence.table_version
             self._filled[i] = count

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from naru_proto.errors import NaruError
+from naru_worker.adapters.engine.task_output import TaskOutput
+from naru_worker.adapters.ops.protocol import FloatArray
 from naru_worker.core.request import FinishReason, RequestId
 from naru_worker.core.step import PositionLogprobs
 
@@ -39,6 +41,10 @@ class SequenceDelta:
     usage: UsageCounts | None = None
     error: NaruError | None = None
     is_last: bool = False
+    vector: FloatArray | None = None
+    """Of the last prompt token, after the final norm, where it was asked for; on the last delta."""
+    output: TaskOutput | None = None
+    """Of a request with a task."""
 
 
 Outbox: TypeAlias = list[SequenceDelta]

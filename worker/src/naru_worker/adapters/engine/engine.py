@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from naru_proto.errors import InternalError, LoadError, NaruError, Overloaded, Unavailable
+from naru_proto.errors import InternalError, InvalidRequest, LoadError, NaruError, Overloaded, Unavailable
 from naru_worker.adapters.engine.batch import BatchBuilder
 from naru_worker.adapters.engine.deltas import Outbox, SequenceDelta
+from naru_worker.adapters.engine.grammar_masks import MaskJob, MaskThread, begin_masks, end_masks
 from naru_worker.adapters.engine.key_news import KeyNews
 from naru_worker.adapters.engine.request_output import RequestOutput, is_stopped_by_text
 from naru_worker.adapters.engine.sampling_rows import (
     RowRequest,
     SamplingBuilder,
     SequenceSampling,
+    matchers_of,
     row_results,
     wanted_rows,
 )
@@ -55,6 +57,8 @@ class _BuiltStep:
     wanted: list[RowRequest]
     batch: BatchInputs
     sampling: SamplingBatch
+    masks: MaskJob | None
+    """Token masks of its rows, which are computed while it runs."""
 
 
 class ModelEngine:
@@ -70,8 +74,10 @@ class ModelEngine:
         clock: Callable[[], float] = time.monotonic,
         kv_space: KVSpace | None = None,
         memory_wait_s: float = MEMORY_WAIT_S,
+        masks: MaskThread | None = None,
     ) -> None:
         """`vocab_limit`: ids at or above it are never drawn. `kv_space`: the growth of the scheduler's KV manager.
+        `masks`: shared with other engines of the same engine thread.
 
         Raises:
             ValueError: the scheduler's KV manager was not made with `kv_space`.
@@ -86,6 +92,7 @@ class ModelEngine:
         self._clock = clock
         self._batches = BatchBuilder(options)
         self._samplings = SamplingBuilder(vocab_limit)
+        self._masks = MaskThread() if masks is None else masks
         self._outputs: dict[RequestId, RequestOutput] = {}
         self._sampling: dict[Sequence, SequenceSampling] = {}
         self._held: _BuiltStep | None = None
@@ -132,7 +139,7 @@ class ModelEngine:
         """Takes a request; what is wrong with it becomes its last delta."""
         try:
             output = RequestOutput(request, arrived_s, self._tokens)
-            self._scheduler.add(request)
+            self._scheduler.add(request, output.new_stream() if request.beams else None)
         except Exception as exc:
             # The top of a submission: one odd request must not end the loop for all others.
             if not isinstance(exc, NaruError):
@@ -214,11 +221,19 @@ class ModelEngine:
 
     def _build(self, plan: StepPlan) -> _BuiltStep:
         wanted, indices = wanted_rows(plan, self._sampling)
-        batch = self._batches.build(plan, indices)
-        return _BuiltStep(plan, wanted, batch, self._samplings.build(wanted))
+        sampling = self._samplings.build(wanted)
+        masks = None
+        if sampling.masks is not None:
+            masks = begin_masks(self._masks, matchers_of(wanted), sampling.masks)
+        return _BuiltStep(plan, wanted, self._batches.build(plan, indices), sampling, masks)
 
     def _run(self, built: _BuiltStep) -> list[RowResult]:
-        return row_results(built.plan, built.wanted, self._runner.run(built.batch, built.sampling))
+        results = row_results(built.plan, built.wanted, self._runner.run(built.batch, built.sampling))
+        if built.masks is None:
+            return results
+        if not built.masks.is_done:
+            self._samplings.forget()  # its masks are still written to
+        return end_masks(built.masks, built.plan, results)
 
     def _drop_held(self, outbox: Outbox) -> None:
         """Gives up a held step when all its requests were cancelled: its weights may never come."""
@@ -282,7 +297,7 @@ class ModelEngine:
 
     def _delta(self, request_output: RequestOutput, output: SequenceOutput, now_s: float) -> SequenceDelta:
         if output.finish_reason is FinishReason.ERROR or request_output.error is not None:
-            error = request_output.error or InternalError("the model gave no token for it; ask again")
+            error = request_output.error or _no_token(request_output.request)
             self._scheduler.fail((request_output.request.request_id,))
             return request_output.fail(error)
         if not request_output.is_begun:
@@ -293,7 +308,8 @@ class ModelEngine:
         if delta.token_ids:
             last_s = request_output.last_token_s[delta.index]
             if last_s:
-                self.stats.itl_s.observe(now_s - last_s)
+                if not output.sequence.request.beams:  # its answer comes at once, be it in pieces
+                    self.stats.itl_s.observe(now_s - last_s)
             elif delta.index == 0:
                 self.stats.ttft_s.observe(now_s - request_output.arrived_s)
             request_output.last_token_s[delta.index] = now_s
@@ -345,3 +361,11 @@ class ModelEngine:
         stats.num_kv_grows, stats.num_kv_shrinks = space.num_grows, space.num_shrinks
         space.is_busy = self._scheduler.num_requests > 0
         space.is_frozen = self._held is not None
+
+
+def _no_token(request: Request) -> NaruError:
+    """Why a sequence of a request that went well so far has no next token."""
+    for matcher in request.matchers:
+        if matcher.failure:
+            return InvalidRequest(f"the text cannot go on: {matcher.failure}", param=matcher.param)
+    return InternalError("the model gave no token for it; ask again")

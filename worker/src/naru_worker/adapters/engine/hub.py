@@ -243,8 +243,7 @@ class ModelHub:
 
     def show(self, resident: Resident, progress: Progress) -> None:
         """An operation tells how far it is."""
-        resident.progress = progress
-        resident.notify()
+        resident.tell(progress, self._clock())
         self.on_change()
 
     def open_engine(self, resident: Resident, model: LoadedModel) -> None:

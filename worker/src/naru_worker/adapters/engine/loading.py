@@ -16,7 +16,10 @@ from pathlib import Path
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.engine.backend import open_backend
+from naru_worker.adapters.engine.encoder_model import prepare_encoder
+from naru_worker.adapters.engine.kinds import Kind, kind_of
 from naru_worker.adapters.engine.loader import ImageUsage, Interrupted, PreparedModel
+from naru_worker.adapters.engine.onnx_model import prepare_onnx
 from naru_worker.adapters.engine.packed_model import PackedModel, prepare_packed
 from naru_worker.adapters.engine.plain_model import prepare_plain
 from naru_worker.adapters.engine.resident import Progress
@@ -83,12 +86,17 @@ class DiskLoader:
             credentials=spec.credentials,
             settings=self._fetching,
         )
+        kind = kind_of(fetched.path)
+        if kind is Kind.ONNX:
+            return prepare_onnx(name, spec, fetched, self._room, should_stop)
         try:
             open_backend(self._room.engine.backend)
         except ImportError as exc:
             raise LoadError(
                 f"backend {self._room.engine.backend!r} cannot be used here: {exc}", param="backend"
             ) from exc
+        if kind is Kind.ENCODER:
+            return prepare_encoder(name, spec, fetched, self._room)
         self._refuse_hopeless(name, fetched)
         if self._store is not None:
             try:

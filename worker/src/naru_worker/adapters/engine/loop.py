@@ -138,6 +138,10 @@ class EngineLoop:
         """Hands a request that came in at `arrived_s` to a model."""
         self._commands.put(lambda: engine.submit(request, arrived_s, self._outbox))
 
+    def post(self, action: Callable[[Outbox], object]) -> None:
+        """Runs something between two steps that may put deltas out."""
+        self._commands.put(lambda: action(self._outbox))
+
     def cancel(self, engine: SteppedEngine, request_id: RequestId, error: NaruError | None = None) -> None:
         """Ends a request before its next step."""
         self._commands.put(lambda: engine.cancel(request_id, error, self._outbox))

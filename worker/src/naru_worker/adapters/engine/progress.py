@@ -9,6 +9,10 @@ from naru_worker.adapters.engine.resident import Progress, Resident
 from naru_worker.core.hub.hub import Hub
 from naru_worker.core.residency import ModelState
 
+PACE_S = 5.0
+PACE_SHARE = 0.05
+"""After either of them the pace of a fetch is known: its first bytes alone come late, and would tell of hours."""
+
 
 def progress_of(core: Hub, resident: Resident, now_s: float, *, with_reason: bool = False) -> Progress:
     """How a model stands at `now_s`; where it rests, with the reason if asked for."""
@@ -28,8 +32,10 @@ def progress_of(core: Hub, resident: Resident, now_s: float, *, with_reason: boo
 def _eta_s(core: Hub, resident: Resident, now_s: float) -> float:
     """Seconds left of the operation under way: by its own pace, or by past loads; 0: unknown."""
     entry, last = resident.entry, resident.progress
+    if entry.state is ModelState.FETCHING and last.bytes_done < last.bytes_total:
+        spent_s, num_bytes = now_s - resident.count_began_s, last.bytes_done - resident.count_first_bytes
+        is_known = num_bytes > 0 and (spent_s >= PACE_S or num_bytes >= PACE_SHARE * last.bytes_total)
+        return spent_s * (last.bytes_total - last.bytes_done) / num_bytes if is_known else 0.0
     spent_s = now_s - resident.began_s
-    if entry.state is ModelState.FETCHING and 0 < last.bytes_done < last.bytes_total:
-        return spent_s * (last.bytes_total - last.bytes_done) / last.bytes_done
     expected_s = core.expected_load_s(entry.name) if entry.state is ModelState.LOADING else 0.0
     return max(0.0, expected_s - spent_s)

@@ -5,9 +5,12 @@ Used by the engine, in its thread.
 
 from __future__ import annotations
 
+from typing import cast
+
 from naru_proto.errors import NaruError
 from naru_worker.adapters.engine.deltas import SequenceDelta, UsageCounts
 from naru_worker.adapters.engine.token_table import TokenTable
+from naru_worker.adapters.ops.protocol import FloatArray
 from naru_worker.core.output_text import OutputStream
 from naru_worker.core.request import FinishReason, Request
 from naru_worker.core.step import SequenceOutput
@@ -35,10 +38,18 @@ class RequestOutput:
         """A delta was made."""
         self.last_token_s = [0.0] * params.n
         """When each choice gained its newest token; 0 before the first."""
-        self._streams = [OutputStream(tokens, stops, min_tokens=params.min_tokens) for _ in request.sequences]
+        shows = request.show_special_tokens
+        self._streams = [
+            OutputStream(tokens, stops, min_tokens=params.min_tokens, show_special_tokens=shows)
+            for _ in request.sequences
+        ]
         for stream, prior in zip(self._streams, request.prior, strict=False):
             stream.resume(prior.token_ids, is_finished=prior.is_finished)
         self._num_open = sum(not prior.is_finished for prior in request.prior) if request.prior else params.n
+
+    def new_stream(self) -> OutputStream:
+        """A stream as each choice has one, before any output."""
+        return self._streams[0].fork()
 
     @property
     def is_done(self) -> bool:
@@ -60,6 +71,7 @@ class RequestOutput:
             output.logprobs[:count],
             output.prompt_logprobs,
         )
+        delta.vector = cast(FloatArray | None, output.hidden)
         if not self.is_begun:
             self.is_begun = True
             delta.cached_tokens = self.request.num_cached_tokens

@@ -68,6 +68,10 @@ class Resident:
     task: asyncio.Task[None] | None = None
     began_s: float = 0.0
     """When the operation under way began."""
+    count_began_s: float = 0.0
+    """When its count of bytes began: a fetch of several parts, then packed, counts each from its start."""
+    count_first_bytes: int = 0
+    """What that count said first; it may go on from an earlier try."""
     fetch_s: float = 0.0
     """What its last fetch or packing took that had something to do; 0: there was none."""
     num_arrivals: int = 0
@@ -95,6 +99,15 @@ class Resident:
         spec = self.entry.loaded_spec
         assert spec is None or isinstance(spec, ModelSpec)
         return spec
+
+    def tell(self, progress: Progress, now_s: float) -> None:
+        """Notes how far the operation under way is, and makes it known."""
+        last = self.progress
+        goes_on = (last.state, last.bytes_total) == (progress.state, progress.bytes_total)
+        if not goes_on or progress.bytes_done < last.bytes_done:
+            self.count_began_s, self.count_first_bytes = now_s, progress.bytes_done
+        self.progress = progress
+        self.notify()
 
     def notify(self) -> None:
         """Makes a change known to whoever waits."""

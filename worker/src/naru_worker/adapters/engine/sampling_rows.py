@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from naru_worker.adapters.engine.grammar_masks import make_masks
+from naru_worker.adapters.engine.grammar_matcher import GrammarMatcher
 from naru_worker.adapters.engine.penalties import TokenCounts
 from naru_worker.adapters.ops.protocol import FloatArray, Int32Array, SampleOutput, SamplingBatch
+from naru_worker.core.beam_search import num_candidates
+from naru_worker.core.candidates import Candidates
 from naru_worker.core.request import Sequence
 from naru_worker.core.step import PositionLogprobs, Row, RowResult, StepPlan, TokenLogprob
 
@@ -26,11 +30,14 @@ class SequenceSampling:
     """What the sampler must know of one sequence, prepared once. Lives as long as its request."""
 
     __slots__ = (
+        "always_banned",
         "ban_ids",
         "bias",
         "counter_base",
         "counts",
         "draw",
+        "is_beam",
+        "matcher",
         "needs_refresh",
         "params",
         "seed",
@@ -42,7 +49,9 @@ class SequenceSampling:
         params = sequence.request.params
         self.sequence = sequence
         self.params = params
-        self.temperature = 0.0 if params.is_greedy else params.temperature
+        self.is_beam = params.beam_width is not None
+        """It wants candidates; what is drawn does not count."""
+        self.temperature = 0.0 if params.is_greedy or self.is_beam else params.temperature
         self.seed = sequence.request.seed
         self.counter_base = sequence.index << 32
         self.bias = params.logit_bias
@@ -50,15 +59,20 @@ class SequenceSampling:
         penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         self.counts = TokenCounts(sequence, with_prompt=repeats) if penalised else None
         ends = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
-        self.ban_ids = tuple(sorted(set(ends))) if params.min_tokens > 0 else ()
+        self.ban_ids = tuple(sorted(set(ends))) if params.min_tokens > 0 and not self.is_beam else ()
+        self.matcher = sequence.matcher if isinstance(sequence.matcher, GrammarMatcher) else None
+        # A grammar's end is final: who ignores ends gets the longest text that it allows.
+        self.always_banned = eos_token_ids if self.matcher is not None and params.ignore_eos else ()
         self.needs_refresh = penalised or bool(self.ban_ids)
         """True when more than the counter may change from step to step."""
-        self.draw = RowRequest(self, -1, _or_none(params.logprobs))
+        num_logprobs = num_candidates(params, eos_token_ids) if self.is_beam else _or_none(params.logprobs)
+        self.draw = RowRequest(self, -1, num_logprobs)
         """The row that draws its next token: always this one object, so that equal batches are found by identity."""
 
     def banned(self) -> tuple[int, ...]:
         """Ids that may not be drawn now: whatever would end the sequence before min_tokens."""
-        return self.ban_ids if self.sequence.num_output_tokens < self.params.min_tokens else ()
+        ban_ids = self.ban_ids if self.sequence.num_output_tokens < self.params.min_tokens else ()
+        return (*self.always_banned, *ban_ids) if self.always_banned else ban_ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +113,7 @@ class SamplingBuilder:
         bias = [row.state.bias if drawn else () for row, drawn in zip(rows, draws, strict=True)]
         banned = [row.state.banned() if drawn else () for row, drawn in zip(rows, draws, strict=True)]
         penalty_start, penalty_ids, penalty_counts = _penalties(rows)
+        matchers = [row.state.matcher if drawn else None for row, drawn in zip(rows, draws, strict=True)]
         return SamplingBatch(
             temperature=_floats([row.state.temperature for row in rows]),
             top_k=_ints([max(0, p.top_k) for p in params]),
@@ -121,7 +136,14 @@ class SamplingBuilder:
             banned_ids=_ints([i for b in banned for i in b]),
             vocab_limit=self._vocab_limit,
             max_logprobs=max(0, max(logprobs, default=0)),
+            masks=make_masks(matchers) if any(matchers) else None,
+            wants_hidden=any(row.state.sequence.request.wants_hidden for row in rows),
         )
+
+
+def matchers_of(rows: list[RowRequest]) -> list[GrammarMatcher]:
+    """Of the rows that draw, in their order: as the masks of their batch lie."""
+    return [row.state.matcher for row in rows if row.target < 0 and row.state.matcher is not None]
 
 
 def wanted_rows(plan: StepPlan, states: dict[Sequence, SequenceSampling]) -> tuple[list[RowRequest], list[int]]:
@@ -134,10 +156,16 @@ def wanted_rows(plan: StepPlan, states: dict[Sequence, SequenceSampling]) -> tup
         if sequence.index == 0 and sequence.request.params.prompt_logprobs is not None:
             _add_scored(row, offset, states[sequence], wanted, indices)
         offset += row.num_tokens
-        if row.samples:
+        if row.samples or gives_hidden(row):
             wanted.append(states[sequence].draw)
             indices.append(offset - 1)
     return wanted, indices
+
+
+def gives_hidden(row: Row) -> bool:
+    """Whether the row ends with the token whose hidden state its request is about."""
+    request = row.sequence.request
+    return request.wants_hidden and row.start + row.num_tokens == len(request.prompt_token_ids)
 
 
 def _add_scored(row: Row, offset: int, state: SequenceSampling, wanted: list[RowRequest], indices: list[int]) -> None:
@@ -156,7 +184,7 @@ def _add_scored(row: Row, offset: int, state: SequenceSampling, wanted: list[Row
 def row_results(plan: StepPlan, wanted: list[RowRequest], output: SampleOutput) -> list[RowResult]:
     """One result for each row of `plan`, from the sampled `wanted` rows."""
     token_ids: list[int] = output.token_ids.tolist()
-    if len(wanted) == len(plan.rows) and all(row.num_logprobs < 0 for row in wanted):
+    if output.hidden is None and len(wanted) == len(plan.rows) and all(row.num_logprobs < 0 for row in wanted):
         # Every row draws (a scored row always has logprobs, and comes with or without a drawing one).
         return [RowResult(token_id) for token_id in token_ids]
     results: list[RowResult] = []
@@ -166,12 +194,21 @@ def row_results(plan: StepPlan, wanted: list[RowRequest], output: SampleOutput) 
         while cursor < len(wanted) and wanted[cursor].target >= 0 and wanted[cursor].state.sequence is row.sequence:
             scored.append(_position(cursor, wanted[cursor].num_logprobs, output))
             cursor += 1
+        if output.hidden is not None and gives_hidden(row):
+            # The step's array lives as long as anybody holds a part of it.
+            results.append(RowResult(None, prompt_logprobs=tuple(scored), hidden=output.hidden[cursor].copy()))
+            cursor += 1
+            continue
         if not row.samples:
             results.append(RowResult(None, prompt_logprobs=tuple(scored)) if scored else _SKIPPED)
             continue
         asked = wanted[cursor].num_logprobs
-        logprobs = _position(cursor, asked, output) if asked >= 0 else None
-        results.append(RowResult(token_ids[cursor], logprobs, tuple(scored)))
+        if wanted[cursor].state.is_beam:
+            best = _candidates(cursor, asked, output)
+            results.append(RowResult(token_ids[cursor], None, tuple(scored), best))
+        else:
+            logprobs = _position(cursor, asked, output) if asked >= 0 else None
+            results.append(RowResult(token_ids[cursor], logprobs, tuple(scored)))
         cursor += 1
     return results
 
@@ -186,6 +223,13 @@ def _position(i: int, num_top: int, output: SampleOutput) -> PositionLogprobs:
         if token_id >= 0
     )
     return PositionLogprobs(chosen, top)
+
+
+def _candidates(i: int, num_top: int, output: SampleOutput) -> Candidates:
+    ids: list[int] = output.top_ids[i, :num_top].tolist()
+    values: list[float] = output.top_logprobs[i, :num_top].tolist()
+    num_known = ids.index(-1) if -1 in ids else len(ids)
+    return Candidates(ids[:num_known], [_floored(value) for value in values[:num_known]])
 
 
 def _floored(value: Any) -> float:

@@ -14,6 +14,8 @@ ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.1
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
+BATCH_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+
 
 class Histogram:
     """Counts of observations by bucket; the last bucket has no upper bound."""
@@ -69,6 +71,10 @@ class EngineStats:
     itl_s: Histogram = field(default_factory=lambda: Histogram(ITL_BUCKETS_S))
     step_s: Histogram = field(default_factory=lambda: Histogram(STEP_BUCKETS_S))
     e2e_s: Histogram = field(default_factory=lambda: Histogram(E2E_BUCKETS_S))
+    batch_rows: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
+    """Of models that do not generate: places taken of each batch."""
+    batch_wait_s: Histogram = field(default_factory=lambda: Histogram(STEP_BUCKETS_S))
+    """And how long each input waited for its batch."""
 
     @property
     def kv_usage_ratio(self) -> float:

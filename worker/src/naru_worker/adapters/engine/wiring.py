@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from naru_proto.registry import ModelInfoRecord
 from naru_worker.adapters.engine.engine import ModelEngine
-from naru_worker.adapters.engine.loaded import LoadedModel, ModelFacts
+from naru_worker.adapters.engine.grammar_compiler import GrammarCompiler, GrammarRoom
+from naru_worker.adapters.engine.loaded import LoadedModel, ModelFacts, PoolingFacts
 from naru_worker.adapters.engine.sizing import ModelSize
 from naru_worker.adapters.engine.token_table import TokenTable
 from naru_worker.adapters.memory.kv_space import make_kv_space
@@ -49,6 +50,7 @@ class EngineRoom:
     is_busy: Callable[[], bool] = lambda: False
     """Whether some model has work: loads stand aside between their steps."""
     tokenizers: TokenizerCache = field(default_factory=lambda: TokenizerCache(KEPT_TOKENIZER_BYTES))
+    grammars: GrammarRoom = field(default_factory=GrammarRoom)
 
     def stand_aside(self, stop: threading.Event) -> None:
         """Lets models that have work take their steps undisturbed for a moment, between two pieces of a load.
@@ -100,7 +102,9 @@ def build_engine(room: EngineRoom, parts: ModelParts, runner: Runner) -> LoadedM
         vocab_size=config.vocab_size,
     )
     tokens = TokenTable(parts.tokenizer)
-    engine = ModelEngine(Scheduler(limits, kv), runner, options, tokens, parts.vocab_limit, kv_space=space)
+    engine = ModelEngine(
+        Scheduler(limits, kv), runner, options, tokens, parts.vocab_limit, kv_space=space, masks=room.grammars.masks
+    )
     return LoadedModel(
         name=parts.name,
         engine=engine,
@@ -109,6 +113,10 @@ def build_engine(room: EngineRoom, parts: ModelParts, runner: Runner) -> LoadedM
         limits=RequestLimits(options.max_model_len, parts.vocab_limit, MAX_TOKEN_BYTES),
         facts=_facts(parts, runner),
         release=runner.close,
+        pooling=PoolingFacts(
+            kind="embed", max_tokens=options.max_model_len, normalize=True, dimension=config.hidden_size
+        ),
+        grammars=GrammarCompiler(room.grammars, parts.tokenizer, parts.vocab_limit, limits.eos_token_ids),
     )
 
 
@@ -122,6 +130,8 @@ def _facts(parts: ModelParts, runner: Runner) -> ModelFacts:
             chat_template=parts.chat_template,
             bos_token=parts.tokenizer.bos_token,
             eos_token=parts.tokenizer.eos_token,
+            tasks=("generate", "embed"),
+            embedding_dim=parts.config.hidden_size,
         ),
         revision=parts.revision,
         weight_bytes=runner.weight_bytes,

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from naru_proto.errors import LoadError
 from naru_worker.adapters.fetch import transport
 from naru_worker.adapters.fetch.cache import CacheEntry, read_ref, write_ref, writing
-from naru_worker.adapters.fetch.choosing import choose_files
+from naru_worker.adapters.fetch.choosing import choose_files, entry_name, flat_path
 from naru_worker.adapters.fetch.job import FetchJob
 from naru_worker.adapters.fetch.model import FetchedModel, FetchProgress, byte_reporter, shifted
 from naru_worker.adapters.fetch.object_store import Changed, ObjectReader, StoredObject, open_readers
@@ -39,7 +39,7 @@ class _WrongBytes(Exception):
 
 
 def fetch_objects(uri: BucketUri, job: FetchJob) -> FetchedModel:
-    """The safetensors of a folder with config and tokenizer, or its GGUF, or the one named.
+    """The safetensors of a folder with config and tokenizer, or its GGUF or ONNX model, or the one named.
 
     Raises:
         LoadError: see `naru_worker.adapters.fetch.fetch`.
@@ -106,7 +106,7 @@ def _find(reader: ObjectReader, uri: BucketUri, job: FetchJob) -> list[StoredObj
 
 def _choose(uri: BucketUri, listed: list[StoredObject]) -> list[StoredObject]:
     """Those to fetch; names are relative to the folder."""
-    if uri.path.lower().endswith(".gguf"):
+    if uri.is_object:
         return listed
     start = len(uri.path) + 1 if uri.path else 0
     by_name = {item.path[start:]: item for item in listed}
@@ -128,16 +128,17 @@ def _download(
     on_bytes = byte_reporter(job.on_progress, "downloading", uri.address)
     rows, done = [], 0
     for item in objects:
-        # Only the last part of a path: the entry is flat, so no path can lead out of it.
-        name = PurePosixPath(item.path).name
+        name = flat_path(item.path[len(uri.path) :], "") if not uri.is_object else PurePosixPath(item.path).name
         target = entry.staging / name
+        with writing(entry.folder):
+            target.parent.mkdir(exist_ok=True)
         rows.append((name, _fetch_object(reader, item, target, shifted(on_bytes, done, total), job)))
         done += item.size_bytes
-    is_gguf = len(objects) == 1 and objects[0].path.lower().endswith(".gguf")
+    name = entry_name([name for name, _ in rows], "")
     return entry.commit(
-        entry=PurePosixPath(objects[0].path).name if is_gguf else "",
+        entry=name,
         digest=record_digest(rows),
-        revision=objects[0].version if is_gguf and objects[0].version else entry.folder.name,
+        revision=objects[0].version if name and objects[0].version else entry.folder.name,
     )
 
 

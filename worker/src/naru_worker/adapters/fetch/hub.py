@@ -11,12 +11,12 @@ import json
 import re
 import urllib.parse
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from naru_proto.errors import LoadError
-from naru_worker.adapters.fetch.cache import CacheEntry, read_ref, write_ref
-from naru_worker.adapters.fetch.choosing import choose_files
+from naru_worker.adapters.fetch.cache import CacheEntry, read_ref, write_ref, writing
+from naru_worker.adapters.fetch.choosing import choose_files, entry_name, flat_path
 from naru_worker.adapters.fetch.download import Checksum, RemoteFile, download
 from naru_worker.adapters.fetch.job import FetchJob
 from naru_worker.adapters.fetch.model import FetchedModel, FetchProgress, byte_reporter, shifted
@@ -42,7 +42,7 @@ class HubFile:
 
 
 def fetch_repository(uri: HubUri, job: FetchJob) -> FetchedModel:
-    """The safetensors of a repository with config and tokenizer, or its GGUF.
+    """The safetensors of a repository with config and tokenizer, or its GGUF, or its ONNX model.
 
     Raises:
         LoadError: see `naru_worker.adapters.fetch.fetch`.
@@ -146,16 +146,16 @@ def _download(
     on_bytes = byte_reporter(job.on_progress, "downloading", uri.repo)
     done = 0
     for file in files:
-        # Only the last part of a path: the entry is flat, so no path can lead out of it.
-        target = entry.staging / PurePosixPath(file.path).name
+        target = entry.staging / flat_path(file.path, uri.file)
         if not (target.is_file() and target.stat().st_size == file.size_bytes):
             url = f"{endpoint}/{uri.repo}/resolve/{commit}/{urllib.parse.quote(file.path)}"
+            with writing(entry.folder):
+                target.parent.mkdir(exist_ok=True)
             remote = RemoteFile(url, f"{uri.repo}/{file.path}", file.size_bytes, file.checksum)
             download(client, remote, target, shifted(on_bytes, done, total), headers=headers)
         done += file.size_bytes
-    is_gguf = len(files) == 1 and files[0].path.lower().endswith(".gguf")
     return entry.commit(
-        entry=PurePosixPath(files[0].path).name if is_gguf else "",
-        digest=record_digest((PurePosixPath(file.path).name, file.checksum.hexdigest) for file in files),
+        entry=entry_name([flat_path(file.path, uri.file) for file in files], uri.file),
+        digest=record_digest((flat_path(file.path, uri.file), file.checksum.hexdigest) for file in files),
         revision=commit,
     )

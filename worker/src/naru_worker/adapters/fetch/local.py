@@ -6,8 +6,10 @@ import hashlib
 from pathlib import Path
 
 from naru_proto.errors import LoadError
+from naru_worker.adapters.fetch.choosing import is_module
 from naru_worker.adapters.fetch.model import FetchedModel
-from naru_worker.adapters.fetch.uri import PICKLE_SUFFIXES, ClaimUri, LocalUri
+from naru_worker.adapters.fetch.uri import PICKLE_SUFFIXES, SINGLE_SUFFIXES, ClaimUri, LocalUri
+from naru_worker.adapters.onnx.repository import is_onnx, versions_of
 
 
 def find_local(uri: LocalUri) -> FetchedModel:
@@ -24,7 +26,7 @@ def find_local(uri: LocalUri) -> FetchedModel:
             raise LoadError(f"{uri.path!r} does not exist; check the path, seen from the worker", param="model.uri")
         if path.suffix.lower() == ".safetensors":
             raise _bad(path, "a lone .safetensors file lacks its config and tokenizer", "give the folder that holds it")
-        if path.suffix.lower() != ".gguf":
+        if path.suffix.lower() not in SINGLE_SUFFIXES:
             raise _refusal(path, [path.name])
         return FetchedModel(path, _stat_digest([path]))
     except OSError as exc:
@@ -62,12 +64,16 @@ def find_in_claim(uri: ClaimUri, claims: Path) -> FetchedModel:
 def _folder(path: Path) -> FetchedModel:
     names = sorted(child.name for child in path.iterdir() if child.is_file())
     if any(name.endswith(".safetensors") for name in names):
-        return FetchedModel(path, _stat_digest([path / name for name in names]))
+        modules = [file for file in sorted(path.glob("*/config.json")) if is_module(f"{file.parent.name}/{file.name}")]
+        return FetchedModel(path, _stat_digest([*(path / name for name in names), *modules]))
     ggufs = [name for name in names if name.lower().endswith(".gguf")]
     if len(ggufs) == 1:
         return FetchedModel(path / ggufs[0], _stat_digest([path / ggufs[0]]))
     if ggufs:
         raise _bad(path, f"it holds {len(ggufs)} GGUF files ({', '.join(ggufs[:8])})", "give the path of one")
+    if is_onnx(path):
+        inside = (*path.iterdir(), *(file for folder in versions_of(path).values() for file in folder.iterdir()))
+        return FetchedModel(path, _stat_digest(sorted(file for file in inside if file.is_file())))
     raise _refusal(path, names)
 
 
@@ -78,7 +84,7 @@ def _bad(path: Path, why: str, remedy: str) -> LoadError:
 def _refusal(path: Path, names: list[str]) -> LoadError:
     if any(name.lower().endswith(PICKLE_SUFFIXES) for name in names):
         return _bad(path, "a pickle runs code when it is read", "convert it to safetensors or GGUF")
-    return _bad(path, "it is no .gguf file and no folder with .safetensors files", "check the path")
+    return _bad(path, "it is no .gguf file, no .onnx file and no folder with .safetensors files", "check the path")
 
 
 def _stat_digest(files: list[Path]) -> str:

@@ -15,7 +15,8 @@ class FetchedModel:
     """A model on this machine's disk."""
 
     path: Path
-    """A ``.gguf`` file, or a folder with ``*.safetensors``, ``config.json`` and the tokenizer's files."""
+    """A ``.gguf`` or ``.onnx`` file, the folder of an ONNX model, or one with ``*.safetensors``, ``config.json`` and
+    the tokenizer's files."""
     digest: str
     """Identity of the content, ``kind:hex``: changes when the files do."""
     revision: str = ""

@@ -54,7 +54,7 @@ class ObjectReader:
     """The bucket's URI, for messages."""
 
     def find(self, uri: BucketUri) -> list[StoredObject]:
-        """The one object of a .gguf URI, or all objects of a folder.
+        """The one object of a .gguf or .onnx URI, or all objects of a folder.
 
         Raises:
             LoadError: not there, too many, or the store cannot serve it.
@@ -64,7 +64,7 @@ class ObjectReader:
         import obstore
 
         with _sentences(uri.address, self.label):
-            if uri.path.lower().endswith(".gguf"):
+            if uri.is_object:
                 return [self._look_up(uri)]
             found: list[StoredObject] = []
             for page in obstore.list(self.store, prefix=uri.path or None, chunk_size=1000):

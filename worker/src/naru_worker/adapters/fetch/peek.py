@@ -65,5 +65,5 @@ def _refuse(progress: FetchProgress) -> None:
 
 
 def _num_bytes(path: Path) -> int:
-    files = path.iterdir() if path.is_dir() else (path,)
+    files = path.rglob("*") if path.is_dir() else (path,)
     return sum(file.stat().st_size for file in files if file.is_file())

@@ -14,6 +14,8 @@ from pathlib import PurePosixPath
 
 from naru_proto.errors import LoadError
 
+SINGLE_SUFFIXES = (".gguf", ".onnx")
+"""A file of these can be a model by itself."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 """Formats that run code when they are read; never fetched, never opened."""
 
@@ -79,7 +81,7 @@ class BucketUri:
     """s3 or gs."""
     bucket: str
     path: str
-    """Of one GGUF object, or of a folder; empty: the whole bucket."""
+    """Of one GGUF or ONNX object, or of a folder; empty: the whole bucket."""
     version: str
     """Of the object; empty: the newest."""
 
@@ -87,6 +89,11 @@ class BucketUri:
     def address(self) -> str:
         """The URI, without the version."""
         return f"{self.scheme}://{self.bucket}" + (f"/{self.path}" if self.path else "")
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it names one object, not a folder."""
+        return self.path.lower().endswith(SINGLE_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +188,12 @@ def _inner_file(uri: str, file: str) -> str:
         raise _bad(uri, f"{file!r} is no path inside it", "name the file as it stands there")
     if path.suffix.lower() in PICKLE_SUFFIXES:
         raise _bad(uri, f"{path.name!r} is a pickle, which runs code when read", "use safetensors or GGUF")
-    if path.suffix.lower() != ".gguf":
-        raise _bad(uri, f"{path.name!r} is not a GGUF file", "name a .gguf file, or leave the file out")
+    if path.suffix.lower() not in SINGLE_SUFFIXES:
+        raise _bad(
+            uri,
+            f"{path.name!r} is not a GGUF file, nor an ONNX one",
+            "name a .gguf or .onnx file, or leave the file out",
+        )
     return file
 
 
@@ -209,7 +220,7 @@ def _bucket(uri: str, rest: str, revision: str) -> BucketUri:
         raise _bad(uri, f"{parts[-1]!r} is a pickle, which runs code when read", "use safetensors or GGUF")
     if suffix == ".safetensors":
         raise _bad(uri, "a lone .safetensors file lacks its config and tokenizer", "name the folder that holds it")
-    if revision and suffix != ".gguf":
+    if revision and suffix not in SINGLE_SUFFIXES:
         raise _bad(
             uri, f"a folder has no version, yet revision says {revision!r}", "name a .gguf object, or leave it out"
         )

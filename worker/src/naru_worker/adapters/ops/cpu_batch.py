@@ -36,6 +36,7 @@ BROKEN_RULES = {
     -23: "a token id of a bias, penalty or ban is outside the vocabulary",
     -24: "num_logprobs is outside [-1, max_logprobs]",
     -25: "a sampling value is not finite or out of range",
+    -26: "a row's mask is none of the masks, or they are shorter than vocab_limit",
 }
 """What the negative results of a step mean; see `native/src/validate.cc`."""
 
@@ -131,20 +132,33 @@ def sampling_inputs(batch: SamplingBatch, num_rows: int) -> tuple[SamplingInputs
         ragged("banned", batch.banned_start, batch.banned_ids),
         whole("banned_ids", batch.banned_ids, np.int32),
     )
+    masks = batch.masks
+    if masks is not None:
+        if masks.words.ndim != 2 or not masks.words.flags.c_contiguous:
+            raise InternalError(f"masks have shape {masks.words.shape!r}; contiguous (masks, words) are needed")
+        inputs.num_masks, inputs.mask_words = masks.words.shape
+        inputs.mask_wait_ms = int(masks.wait_s * 1000)
+        inputs.mask_rows = a.take("mask_rows", masks.rows, np.int32, rows)
+        inputs.masks = a.take("masks", masks.words, np.uint32, masks.words.shape)
+        inputs.mask_gate = a.take("mask_gate", masks.gate, np.int32, (1,))
     return inputs, a.alive
 
 
-def sampling_outputs(num_rows: int, width: int) -> tuple[SampleOutput, SamplingOutputs]:
-    """Fresh arrays for the results of `num_rows` rows, and their native form."""
+def sampling_outputs(num_rows: int, width: int, hidden_size: int = 0) -> tuple[SampleOutput, SamplingOutputs]:
+    """Fresh arrays for the results of `num_rows` rows, and their native form. `hidden_size` 0: no hidden states."""
     output = SampleOutput(
         token_ids=np.zeros(num_rows, np.int32),
         logprobs=np.zeros(num_rows, np.float32),
         ranks=np.zeros(num_rows, np.int32),
         top_ids=np.full((num_rows, width), -1, np.int32),
         top_logprobs=np.full((num_rows, width), -9999.0, np.float32),
+        hidden=np.empty((num_rows, hidden_size), np.float32) if hidden_size else None,
     )
     arrays = (output.token_ids, output.logprobs, output.ranks, output.top_ids, output.top_logprobs)
-    return output, SamplingOutputs(*(array.__array_interface__["data"][0] for array in arrays))
+    outputs = SamplingOutputs(*(array.__array_interface__["data"][0] for array in arrays))
+    if output.hidden is not None:
+        outputs.hidden = output.hidden.__array_interface__["data"][0]
+    return output, outputs
 
 
 def broken_rule(code: int) -> InternalError:

@@ -118,8 +118,9 @@ class TapeRecorder:
         return out
 
     def logits(self, x: Buffer, weight: PackedMatrix) -> Buffer:
-        """Ends the tape."""
+        """Ends the tape; what goes in is kept in floats, for who asks for hidden states."""
         self._feed(x, weight)
+        x.wants_floats = True
         self._record(_LOGITS, src=x, weight=weight.id)
         return x
 

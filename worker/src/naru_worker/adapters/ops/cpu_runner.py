@@ -140,7 +140,8 @@ class CpuRunner:
         if sampling is not self._sampling or num_rows != len(sampling.target):
             self._sampling_inputs, alive = sampling_inputs(sampling, num_rows)
             self._sampling, self._sampling_arrays = sampling, list(alive)
-        output, outputs = sampling_outputs(num_rows, max(0, sampling.max_logprobs))
+        hidden_size = self._config.hidden_size if sampling.wants_hidden else 0
+        output, outputs = sampling_outputs(num_rows, max(0, sampling.max_logprobs), hidden_size)
         self._finish_step(
             self._library.naru_step(
                 model,

@@ -112,6 +112,12 @@ class SamplingInputs(ctypes.Structure):
         ("penalty_counts", c_void_p),
         ("banned_start", c_void_p),
         ("banned_ids", c_void_p),
+        ("mask_rows", c_void_p),
+        ("masks", c_void_p),
+        ("mask_gate", c_void_p),
+        ("num_masks", c_int32),
+        ("mask_words", c_int32),
+        ("mask_wait_ms", c_int32),
     ]
 
 
@@ -124,6 +130,41 @@ class SamplingOutputs(ctypes.Structure):
         ("ranks", c_void_p),
         ("top_ids", c_void_p),
         ("top_logprobs", c_void_p),
+        ("hidden", c_void_p),
+    ]
+
+
+class EncoderSpec(ctypes.Structure):
+    """Sizes of an encoder; see `native/src/encoder.h`."""
+
+    _fields_ = [
+        ("num_layers", c_int32),
+        ("num_heads", c_int32),
+        ("head_dim", c_int32),
+        ("hidden", c_int32),
+        ("inner", c_int32),
+        ("vocab_size", c_int32),
+        ("num_positions", c_int32),
+        ("first_position", c_int32),
+        ("num_types", c_int32),
+        ("act", c_int32),
+        ("pooling", c_int32),
+        ("num_labels", c_int32),
+        ("head_act", c_int32),
+        ("max_len", c_int32),
+        ("num_threads", c_int32),
+        ("eps", c_float),
+    ]
+
+
+class EncoderInputs(ctypes.Structure):
+    """A batch of token sequences; array addresses as in `StepInputs`."""
+
+    _fields_ = [
+        ("num_seqs", c_int32),
+        ("starts", c_void_p),
+        ("token_ids", c_void_p),
+        ("token_types", c_void_p),
     ]
 
 
@@ -162,6 +203,12 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "naru_uniform": (c_double, (c_uint64, c_uint64)),
     "naru_matrix_row": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "naru_linear": (c_int32, (c_void_p, c_int32, c_void_p, c_int32, c_void_p, c_int32)),
+    "naru_encoder_weight_bytes": (c_int64, (POINTER(EncoderSpec),)),
+    "naru_encoder_workspace_bytes": (c_int64, (POINTER(EncoderSpec),)),
+    "naru_encoder_new": (c_void_p, (c_void_p, POINTER(EncoderSpec))),
+    "naru_encoder_free": (None, (c_void_p,)),
+    "naru_encoder_put": (c_int32, (c_void_p, c_int32, c_void_p)),
+    "naru_encode": (c_int32, (c_void_p, POINTER(EncoderInputs), c_void_p)),
     "naru_sample": (None, (POINTER(SamplingInputs), POINTER(SamplingOutputs), c_int32, c_void_p, c_int32)),
 }
 

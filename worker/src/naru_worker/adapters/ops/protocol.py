@@ -94,6 +94,20 @@ class BatchInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens some rows may draw: bits that another thread writes while the forward pass runs.
+
+    A backend looks at them when `gate` is no longer 0, at the earliest. A row whose mask is not there after `wait_s`
+    is given up: its token is -1.
+    """
+
+    rows: Int32Array  # (R,) which mask; -1: none
+    words: npt.NDArray[np.uint32]  # (masks, W) bit i % 32 of word i // 32: token i may be drawn; 32 W >= vocab_limit
+    gate: Int32Array  # (1,)
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """How to sample the R logits rows. Row i draws with a counter-based generator keyed by (seed[i], counter[i]).
 
@@ -125,6 +139,10 @@ class SamplingBatch:
     vocab_limit: int
     max_logprobs: int
     """max(num_logprobs), at least 0: the width K of the outputs."""
+    wants_hidden: bool = False
+    """Whether the rows' hidden states are to be given, too."""
+    masks: TokenMasks | None = None
+    """What is not in a row's mask is impossible, before all else. Where a ban leaves nothing of it, the mask wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +154,7 @@ class SampleOutput:
     ranks: Int32Array  # (R,) 1 is best
     top_ids: Int32Array  # (R, K) best first, ties by lower id
     top_logprobs: FloatArray  # (R, K)
+    hidden: FloatArray | None = None  # (R, hidden size) after the final norm, where it was asked for
 
 
 class Ops(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -55,6 +55,14 @@ def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
     return options.block_size * config.kv_bytes_per_token(_KV_TYPES[options.kv_format].itemsize)
 
 
+def workspace_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+    """About the activations of a step: torch takes and gives them back by itself."""
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    widths = 4 * config.hidden_size + 2 * qkv + 3 * config.intermediate_size
+    scores = config.num_heads * options.max_model_len
+    return 4 * options.max_num_tokens * (widths + scores + config.vocab_size)
+
+
 @dataclass(frozen=True, slots=True)
 class _Linear:
     weight: Tensor
@@ -66,6 +74,8 @@ class RefOps:
     """The operation protocol over torch tensors. `batch` is the step being computed."""
 
     batch: BatchInputs
+    normed: Tensor
+    """What the head got: (R, hidden) of the step that was computed last."""
 
     def __init__(self, kv: KVConfig, kv_type: torch.dtype) -> None:
         """Allocates the cache: keys and values of each layer, (num_blocks, block_size, num_kv_heads, head_dim)."""
@@ -169,6 +179,7 @@ class RefOps:
 
     def logits(self, x: Tensor, weight: _Linear) -> Tensor:
         """(R, vocab) raw logits."""
+        self.normed = x
         return self.linear(x, weight)
 
     def _decoded(self, tensor: RawTensor) -> Tensor:
@@ -213,7 +224,11 @@ class RefRunner:
 
     def run(self, batch: BatchInputs, sampling: SamplingBatch) -> SampleOutput:
         """One step: copies, forward, sample."""
-        return sample(self.logits(batch), sampling)
+        output = sample(self.logits(batch), sampling)
+        if not sampling.wants_hidden:
+            return output
+        assert self._ops is not None, "it has just computed"
+        return replace(output, hidden=self._ops.normed.numpy())
 
     def logits(self, batch: BatchInputs) -> FloatArray:
         """Copies and forward, (R, vocab)."""

@@ -4,17 +4,19 @@ Called by the `ref` backend and by tests, which compare it with the native sampl
 `naru_worker.core.sampling.SamplingParams`.
 
 Numbers that are none: a NaN logit counts as -inf, +inf as the largest float. When no token is possible the lowest one
-that is not banned is taken. Candidates are ordered by logit, lower id first on ties; a cut keeps the first ones.
+that is not banned is taken; of a row with a mask, one of the mask. Candidates are ordered by logit, lower id first on
+ties; a cut keeps the first ones.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from naru_worker.adapters.ops.protocol import FloatArray, SampleOutput, SamplingBatch
+from naru_worker.adapters.ops.protocol import FloatArray, SampleOutput, SamplingBatch, TokenMasks
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -39,6 +41,9 @@ def sample(logits: FloatArray, batch: SamplingBatch) -> SampleOutput:
     for row in range(num_rows):
         clean = clean_logits(logits[row, : batch.vocab_limit])
         target = int(batch.target[row])
+        if target < 0 and batch.masks is not None and batch.masks.rows[row] >= 0 and not await_masks(batch.masks):
+            output.token_ids[row] = -1
+            continue
         output.token_ids[row] = target if target >= 0 else choose(clean, batch, row)
         if target >= 0 or batch.num_logprobs[row] >= 0:
             _score(clean, batch, row, output)
@@ -59,6 +64,24 @@ def uniform(seed: int, counter: int) -> float:
     """
     start = _mix((seed + _GOLDEN) & _MASK)
     return float(_mix((start + (counter + 1) * _GOLDEN) & _MASK) >> 11) * 2.0**-53
+
+
+def await_masks(masks: TokenMasks) -> bool:
+    """Waits until the masks are written; False: it took too long."""
+    deadline_s = time.monotonic() + masks.wait_s
+    while masks.gate[0] == 0:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.0001)
+    return True
+
+
+def mask_of(batch: SamplingBatch, row: int) -> npt.NDArray[np.bool_] | None:
+    """Which ids below `vocab_limit` a row may draw; None: all."""
+    if batch.masks is None or batch.masks.rows[row] < 0:
+        return None
+    words = batch.masks.words[batch.masks.rows[row]].astype("<u4")
+    return np.unpackbits(words.view(np.uint8), bitorder="little")[: batch.vocab_limit].astype(np.bool_)
 
 
 def choose(clean: FloatArray, batch: SamplingBatch, row: int) -> int:
@@ -108,8 +131,9 @@ def candidates(
 
 
 def _edited(clean: FloatArray, batch: SamplingBatch, row: int) -> FloatArray:
-    """Penalties, bias and bans, in float32 as the native code computes them."""
-    logits = clean.copy()
+    """Mask, penalties, bias and bans, in float32 as the native code computes them."""
+    mask = mask_of(batch, row)
+    logits = clean.copy() if mask is None else np.where(mask, clean, np.float32(-np.inf))
     limit = batch.vocab_limit
     repetition = batch.repetition_penalty[row]
     presence, frequency = batch.presence_penalty[row], batch.frequency_penalty[row]
@@ -137,8 +161,10 @@ def _banned(batch: SamplingBatch, row: int) -> list[int]:
 
 
 def _first_allowed(batch: SamplingBatch, row: int) -> int:
-    banned = set(_banned(batch, row))
-    return next((token for token in range(batch.vocab_limit) if token not in banned), 0)
+    banned, mask = set(_banned(batch, row)), mask_of(batch, row)
+    allowed = list(range(batch.vocab_limit)) if mask is None else np.flatnonzero(mask).tolist()
+    masked = allowed[0] if mask is not None and allowed else 0
+    return next((token for token in allowed if token not in banned), masked)
 
 
 def _score(clean: FloatArray, batch: SamplingBatch, row: int, output: SampleOutput) -> None:

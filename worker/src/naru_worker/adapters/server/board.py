@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +19,6 @@ from typing import Protocol
 
 from naru_proto.errors import (
     DeadlineExceeded,
-    InternalError,
     InvalidRequest,
     NaruError,
     Overloaded,
@@ -33,18 +30,14 @@ from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.loop import EngineLoop
 from naru_worker.adapters.engine.resident import Visit
 from naru_worker.adapters.server import wire
-from naru_worker.adapters.server.prompt import Prompt, read_prompt
+from naru_worker.adapters.server.admission import Admission
+from naru_worker.adapters.server.gathering import owner_id
+from naru_worker.adapters.server.keeper import Asked
 from naru_worker.adapters.server.stream import DeltaStream, LiveRequest
+from naru_worker.adapters.server.tasks import Tasks
 from naru_worker.adapters.server.terms import Terms, terms_of
-from naru_worker.core.fair_order import FairOrder, Turn
-from naru_worker.core.request import FinishReason, Request, RequestId
-from naru_worker.core.request_limits import check_prior, check_prompt_text, resolve_params
-from naru_worker.core.sampling import SamplingParams
-
-_log = logging.getLogger(__name__)
-
-INLINE_PROMPT_CHARS = 1024
-"""Shorter prompts are tokenized at once: half a millisecond, less than a hop to another thread under load."""
+from naru_worker.core.fair_order import FairOrder
+from naru_worker.core.request import FinishReason, RequestId
 
 
 class Models(Protocol):
@@ -67,15 +60,13 @@ class _Held:
     """A request that waits for its model."""
 
     live: LiveRequest
-    message: worker_pb2.GenerateRequest
-    turn: Turn
-    params: SamplingParams
+    asked: Asked
     timer: asyncio.TimerHandle
 
     @property
     def rank(self) -> tuple[int, int]:
         """Lower is sooner."""
-        return self.message.priority, self.turn.number
+        return self.asked.message.priority, self.asked.turn.number
 
 
 class RequestBoard:
@@ -94,7 +85,6 @@ class RequestBoard:
         self._loop = loop
         self._models = models
         self._max_num_requests = max_num_requests
-        self._max_message_bytes = max_message_bytes
         self._hold_timeout_s = hold_timeout_s
         self._held: dict[str, dict[RequestId, _Held]] = {}
         """By model, oldest first."""
@@ -104,7 +94,8 @@ class RequestBoard:
         self._order = FairOrder()
         self.early_tokens: Counter[str] = Counter()
         """Prompt tokens, about, of requests that are not on their way to an engine yet, by model."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._admission = Admission(loop, self, max_message_bytes)
+        self._tasks = Tasks(loop, self, max_message_bytes)
         self._ended = asyncio.Event()
         """Set, and replaced by a fresh one, whenever a request has ended."""
         self._death: NaruError | None = None
@@ -136,7 +127,7 @@ class RequestBoard:
         try:
             self._start(live, message)
         except NaruError as error:
-            self._end(live, error)
+            self.end(live, error)
 
     def cancel(self, wire_ids: Iterable[str], stream: DeltaStream | None = None) -> int:
         """Ends the requests named, of one stream or of all; unknown ones are ignored. Returns how many there were."""
@@ -182,22 +173,21 @@ class RequestBoard:
 
     def dispatch(self, outbox: Outbox) -> None:
         """Hands the engine's output of one turn to its streams."""
-        for delta in outbox:
-            live = self._live.get(delta.request_id)
+        for part in outbox:
+            live, delta = self._live.get(part.request_id), part
             if live is None:
-                continue
-            if live.turn is not None and not live.turn.is_begun and _is_served(delta):
-                self._order.begin(live.turn)
-            if delta.is_last:
-                self._settle(live, delta)
-                self._forget(live)
-            live.stream.put(live, delta)
+                live = self._live.get(owner_id(part.request_id))
+                whole = None if live is None else self._tasks.take(live, part)
+                if live is None or whole is None:
+                    continue
+                delta = whole
+            self._hand_over(live, delta)
 
     def engine_died(self, error: NaruError) -> None:
         """Ends everything: the engine will say nothing any more, nor take anything."""
         self._death = error
         for live in tuple(self._live.values()):
-            self._end(live, error)
+            self.end(live, error)
 
     def _start(self, live: LiveRequest, message: worker_pb2.GenerateRequest) -> None:
         if self._death is not None:
@@ -207,7 +197,8 @@ class RequestBoard:
         wire.check_request(message)
         params = wire.sampling_from_wire(message.sampling)
         terms = terms_of(message, params)
-        live.num_choices = params.n
+        live.num_choices = params.n if message.WhichOneof("task") is None else 0
+        live.num_beams = params.beam_width or 0
         live.visit, model = self._models.arrive(message.model)
         if live.engine_id not in self._live:
             return  # it was rejected at once
@@ -215,27 +206,28 @@ class RequestBoard:
         turn = live.turn = self._order.enter(message.model, message.priority, terms.tenant, terms.weight, terms.work)
         if terms.timeout_s:
             live.timer = asyncio.get_running_loop().call_later(terms.timeout_s, self._run_out, live, terms)
+        asked = Asked(message, turn, params)
         if model is not None:
-            self._admit(live, model, message, turn, params)
+            self._admit(live, model, asked)
         else:
             timer = asyncio.get_running_loop().call_later(self._hold_timeout_s, self._expire, live)
-            self._held.setdefault(message.model, {})[live.engine_id] = _Held(live, message, turn, params, timer)
+            self._held.setdefault(message.model, {})[live.engine_id] = _Held(live, asked, timer)
 
     def start_held(self, model: LoadedModel) -> None:
         """The model takes requests now: those that wait for it go, the most urgent first, tenants taking turns."""
         for held in sorted(self._held.pop(model.name, {}).values(), key=lambda held: held.rank):
             held.timer.cancel()
             try:
-                self._admit(held.live, model, held.message, held.turn, held.params)
+                self._admit(held.live, model, held.asked)
             except NaruError as error:
-                self._end(held.live, error)
+                self.end(held.live, error)
 
     def reject_held(self, model: str, error: NaruError) -> None:
         """The model will not come up: those that wait for it end."""
         waiting = [live for live in self._live.values() if live.visit is not None and live.visit.model == model]
         for live in waiting:
             if live.model is None:
-                self._end(live, error)
+                self.end(live, error)
 
     def num_held(self, model: str) -> int:
         """Requests that wait for a model."""
@@ -243,7 +235,7 @@ class RequestBoard:
 
     def _expire(self, live: LiveRequest) -> None:
         assert live.visit is not None
-        self._end(
+        self.end(
             live,
             Unavailable(
                 f"model {live.visit.model!r} did not come up within {self._hold_timeout_s:g} s; ask again later",
@@ -262,101 +254,55 @@ class RequestBoard:
     def _settle(self, live: LiveRequest, delta: SequenceDelta) -> None:
         """Has its tenant charged for what the request took in the engine."""
         usage = delta.usage
-        if usage is None or live.turn is None:
-            return  # it ended early: the estimate stands
-        computed = usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens
-        self._order.end(live.turn, computed, usage.completion_tokens // live.num_choices)
+        if usage is None or live.turn is None or not (live.num_choices or usage.prompt_tokens):
+            return  # it ended early, or is not counted in tokens: the estimate stands
+        output_tokens = usage.completion_tokens // live.num_choices if live.num_choices else None
+        computed = usage.prompt_tokens - usage.cached_tokens
+        computed += usage.completion_tokens if not live.num_beams else (output_tokens or 0) * live.num_beams
+        self._order.end(live.turn, computed, output_tokens)
 
-    def _admit(
-        self,
-        live: LiveRequest,
-        model: LoadedModel,
-        message: worker_pb2.GenerateRequest,
-        turn: Turn,
-        params: SamplingParams,
-    ) -> None:
-        live.model = model
-        if len(message.text) <= INLINE_PROMPT_CHARS:
-            self._submit(live, message, turn, params, read_prompt(model, message))
-        else:
-            check_prompt_text(len(message.text.encode()), model.limits)
-            task = asyncio.create_task(self._tokenize_and_submit(live, message, turn, params))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    # --- what the ways into the engine need (see `Keeper`) ------------------------------------------------------
 
-    async def _tokenize_and_submit(
-        self, live: LiveRequest, message: worker_pb2.GenerateRequest, turn: Turn, params: SamplingParams
-    ) -> None:
-        """Long prompts are tokenized in another thread: the tokenizer leaves the GIL, and streams go on meanwhile."""
-        model = live.model
-        assert model is not None
-        try:
-            prompt = await asyncio.to_thread(read_prompt, model, message)
-            if live.engine_id in self._live and not live.is_cancelled:
-                self._submit(live, message, turn, params, prompt)
-        except NaruError as error:
-            self._end(live, error)
-        except Exception as exc:
-            # The top of a task: a request whose text breaks the tokenizer must still end.
-            _log.error("tokenizing a prompt of %s failed", model.name, exc_info=exc)
-            self._end(live, InternalError(f"the prompt could not be tokenized ({type(exc).__name__})"))
+    def is_open(self, live: LiveRequest) -> bool:
+        """Whether it has neither ended nor been cancelled."""
+        return live.engine_id in self._live and not live.is_cancelled
 
-    def _submit(
-        self,
-        live: LiveRequest,
-        message: worker_pb2.GenerateRequest,
-        turn: Turn,
-        params: SamplingParams,
-        prompt: Prompt,
-    ) -> None:
-        model, prompt_token_ids = live.model, prompt.token_ids
-        assert model is not None
-        if message.prior_revision and message.prior_revision != model.facts.revision:
-            raise Unavailable(
-                f"the answer was begun by revision {message.prior_revision[:80]!r} of the model, and this worker holds "
-                f"{model.facts.revision[:80]!r}; send the request again",
-                param="model",
-            )
-        if message.return_token_ids:
-            live.untold_revision = model.facts.revision
-        live.first_prompt_token_id = prompt_token_ids[0] if prompt_token_ids else None
-        params = resolve_params(prompt_token_ids, params, model.limits)
-        prior = wire.prior_from_wire(message)
-        check_prior(prior, model.limits)
-        wire.check_answer_size(len(prompt_token_ids), params, self._max_message_bytes)
-        request = Request(
-            request_id=live.engine_id,
-            prompt_token_ids=prompt_token_ids,
-            params=params,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
-            arrival=turn.number,
-            priority=message.priority,
-            cache_salt=message.cache_salt,
-            skip_prefix_cache=message.skip_prefix_cache,
-            prior=prior,
-            marks=prompt.marks,
-        )
+    def is_submitted(self, live: LiveRequest) -> None:
+        """The engine will send its last delta."""
         live.is_submitted = True
         self._set_early(live, 0)
-        model.note_posted(len(prompt_token_ids))
-        self._loop.submit(model.engine, request, live.arrived_s)
+
+    def end(self, live: LiveRequest, error: NaruError | None) -> None:
+        """Ends a request that the engine does not have."""
+        reason = FinishReason.CANCELLED if error is None else None
+        self.finish(live, SequenceDelta(live.engine_id, finish_reason=reason, error=error, is_last=True))
+
+    def finish(self, live: LiveRequest, delta: SequenceDelta) -> None:
+        """Ends a request that needed no engine with its answer."""
+        if live.engine_id in self._live:
+            self._hand_over(live, delta)
+
+    def _admit(self, live: LiveRequest, model: LoadedModel, asked: Asked) -> None:
+        live.model = model
+        way = self._tasks if asked.message.WhichOneof("task") else self._admission
+        way.admit(live, model, asked)
+
+    def _hand_over(self, live: LiveRequest, delta: SequenceDelta) -> None:
+        if live.turn is not None and not live.turn.is_begun and _is_served(delta):
+            self._order.begin(live.turn)
+        if delta.is_last:
+            self._settle(live, delta)
+            self._forget(live)
+        for piece in (delta,) if delta.output is None else self._tasks.pieces(live, delta):
+            live.stream.put(live, piece)
 
     def _cancel(self, live: LiveRequest, error: NaruError | None) -> None:
         """A request the engine has ends by the engine's word, so that its blocks are back by then."""
         live.is_cancelled = True
         if live.is_submitted and self._death is None:
-            assert live.model is not None
-            self._loop.cancel(live.model.engine, live.engine_id, error)
+            self._tasks.cancel(live, error)
         else:
-            self._end(live, error)
-
-    def _end(self, live: LiveRequest, error: NaruError | None) -> None:
-        """Ends a request that the engine does not have."""
-        if live.engine_id not in self._live:
-            return
-        self._forget(live)
-        reason = FinishReason.CANCELLED if error is None else None
-        live.stream.put(live, SequenceDelta(live.engine_id, finish_reason=reason, error=error, is_last=True))
+            self.end(live, error)
 
     def _forget(self, live: LiveRequest) -> None:
         del self._live[live.engine_id]

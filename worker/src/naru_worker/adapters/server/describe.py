@@ -245,6 +245,7 @@ def _fill_facts(message: worker_pb2.ModelInfo, model: LoadedModel) -> None:
     message.eos_token = facts.info.eos_token
     message.block_size = facts.block_size
     message.num_blocks = facts.num_blocks
+    message.tasks.extend(facts.info.tasks)
 
 
 def _residency_message(residency: Residency) -> worker_pb2.Residency:

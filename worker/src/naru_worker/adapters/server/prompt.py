@@ -31,6 +31,7 @@ def read_prompt(model: LoadedModel, message: worker_pb2.GenerateRequest) -> Prom
     if message.WhichOneof("prompt") == "token_ids":
         token_ids = tuple(message.token_ids.ids)
         return Prompt(token_ids, marks_of_ids(len(token_ids), keys, block_size) if keys else NO_MARKS)
+    assert model.tokenizer is not None, "what generates has a tokenizer"
     token_ids = tuple(model.tokenizer.encode(message.text, add_special_tokens=message.add_special_tokens))
     if not (keys or message.shared_prefix_bytes):
         return Prompt(token_ids, NO_MARKS)

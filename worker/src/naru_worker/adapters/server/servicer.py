@@ -33,6 +33,8 @@ _OPTION_FIELDS = (
     "kv_cache_bytes",
     "enable_prefix_caching",
     "kv_cache_min_bytes",
+    "max_batch_size",
+    "max_batch_delay_s",
 )
 _TIERS = {
     worker_pb2.TIER_UNSPECIFIED: Tier.ACTIVE,

@@ -13,11 +13,15 @@ from naru_proto.errors import Overloaded
 from naru_worker.adapters.engine.deltas import SequenceDelta
 from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.resident import Visit
+from naru_worker.adapters.server.gathering import Gathering
+from naru_worker.adapters.server.vectors import VectorForm
 from naru_worker.core.fair_order import Turn
 from naru_worker.core.request import RequestId
 
 MAX_ID_CHARS = 256
 """Of a request."""
+MAX_UNREAD_BYTES = 1 << 29
+"""Of vectors and tensors that a reader has not taken."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +51,13 @@ class LiveRequest:
     timer: asyncio.TimerHandle | None = None
     """Ends it when its time is over."""
     num_choices: int = 1
+    num_beams: int = 0
+    """Of a beam search: all of them are computed, whatever is told of them."""
+    """0: it has a task, and nothing is drawn."""
+    gathering: Gathering | None = None
+    """Its parts, where the engine has it in parts."""
+    vector_form: VectorForm | None = None
+    """Of the vectors or scores that it asked for."""
     untold_revision: str = ""
     """Of its model; the first delta tells it, to whom may want to go on elsewhere."""
     first_prompt_token_id: int | None = None
@@ -63,6 +74,8 @@ class DeltaStream:
     def __init__(self, max_unread: int) -> None:
         self._max_unread = max_unread
         self._pending: list[tuple[LiveRequest, SequenceDelta]] = []
+        self._num_bytes = 0
+        """Of vectors and tensors that are pending."""
         self._ready = asyncio.Event()
         self._overflowed = asyncio.Event()
         self.live: dict[str, LiveRequest] = {}
@@ -102,7 +115,8 @@ class DeltaStream:
             self._uncount(request.model_name)
         if self.is_closed or self._overflowed.is_set():
             return
-        if len(self._pending) >= self._max_unread:
+        self._num_bytes += 0 if delta.output is None else delta.output.num_bytes
+        if len(self._pending) >= self._max_unread or self._num_bytes > MAX_UNREAD_BYTES:
             self._pending.clear()
             self._overflowed.set()
             return
@@ -126,7 +140,7 @@ class DeltaStream:
     def take_now(self) -> list[tuple[LiveRequest, SequenceDelta]]:
         """All unread output, if any."""
         self._ready.clear()
-        taken, self._pending = self._pending, []
+        taken, self._pending, self._num_bytes = self._pending, [], 0
         return taken
 
     async def run(self, write: Callable[[], Awaitable[None]]) -> None:
@@ -140,7 +154,10 @@ class DeltaStream:
         try:
             await asyncio.wait((writer, overflow), return_when=asyncio.FIRST_COMPLETED)
             if not writer.done():
-                raise Overloaded(f"more than {self._max_unread} deltas were not read; read faster or send less at once")
+                raise Overloaded(
+                    f"more than {self._max_unread} deltas, or {MAX_UNREAD_BYTES >> 20} MiB of vectors and tensors, "
+                    "were not read; read faster or send less at once"
+                )
             writer.result()
         finally:
             for task in (writer, overflow):

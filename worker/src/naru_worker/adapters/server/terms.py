@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from naru_proto.errors import InvalidRequest
 from naru_proto.v1 import worker_pb2
+from naru_worker.adapters.server.task_check import task_tokens
 from naru_worker.core.fair_order import Work
 from naru_worker.core.sampling import SamplingParams
 
@@ -57,10 +58,12 @@ def terms_of(message: worker_pb2.GenerateRequest, params: SamplingParams) -> Ter
 
 
 def _work(message: worker_pb2.GenerateRequest, params: SamplingParams) -> Work:
+    if message.WhichOneof("task") is not None:
+        return Work(task_tokens(message), 0, 0)
     if message.WhichOneof("prompt") == "token_ids":
         num_tokens = len(message.token_ids.ids)
     else:
         num_tokens = len(message.text) // _BYTES_PER_TOKEN
     num_prior = sum(len(prior.token_ids) for prior in message.prior)
     left = None if params.max_tokens is None else max(0, params.max_tokens - num_prior // params.n)
-    return Work(num_tokens + num_prior, left, params.n)
+    return Work(num_tokens + num_prior, left, params.num_sequences)

@@ -12,7 +12,11 @@ from naru_proto.errors import InternalError, InvalidRequest, NaruError
 from naru_proto.route_keys import unpack_keys
 from naru_proto.v1 import inference_pb2, worker_pb2
 from naru_worker.adapters.engine.deltas import SequenceDelta
+from naru_worker.adapters.engine.task_output import TaskOutput
 from naru_worker.adapters.server.stream import MAX_ID_CHARS, LiveRequest
+from naru_worker.adapters.server.structured_wire import structured_from_wire
+from naru_worker.adapters.server.task_check import check_task
+from naru_worker.adapters.server.tensors import fill_tensor
 from naru_worker.core.request import FinishReason, PriorOutput
 from naru_worker.core.sampling import SamplingParams
 from naru_worker.core.step import PositionLogprobs, TokenLogprob
@@ -41,6 +45,8 @@ _SCALARS = (
     "n",
     "logprobs",
     "prompt_logprobs",
+    "beam_width",
+    "length_penalty",
 )
 LOGPROB_BYTES = 96
 """Of one log probability on the wire: id, text and bytes of a token, rank, value, tags."""
@@ -61,6 +67,8 @@ def sampling_from_wire(message: inference_pb2.SamplingParams) -> SamplingParams:
         given["stop"] = tuple(message.stop)
     if message.stop_token_ids:
         given["stop_token_ids"] = tuple(message.stop_token_ids)
+    if message.HasField("structured"):
+        given["structured"] = structured_from_wire(message.structured)
     return SamplingParams(**given)
 
 
@@ -79,7 +87,8 @@ def check_request(message: worker_pb2.GenerateRequest) -> None:
         )
     if not message.model:
         raise InvalidRequest("model is empty; name the model to ask", param="model")
-    if message.WhichOneof("prompt") is None:
+    check_task(message)
+    if message.WhichOneof("prompt") is None and message.WhichOneof("task") is None:
         raise InvalidRequest("the request has no prompt; set text or token_ids", param="prompt")
     if message.adapter:
         raise InvalidRequest(f"adapter is {message.adapter!r}; this worker serves base models only", param="adapter")
@@ -130,6 +139,8 @@ def fill_delta(out: worker_pb2.Delta, request: LiveRequest, delta: SequenceDelta
         out.usage.cached_tokens = delta.usage.cached_tokens
     if delta.error is not None:
         fill_error(out.error, delta.error)
+    if delta.output is not None:
+        _fill_output(out, delta.output)
     if delta.is_last:
         out.request_done = True
 
@@ -140,6 +151,18 @@ def _fill_first(out: worker_pb2.Delta, request: LiveRequest, delta: SequenceDelt
         out.revision, request.untold_revision = request.untold_revision, ""
     if delta.cached_tokens:
         out.cached_tokens = delta.cached_tokens
+
+
+def _fill_output(out: worker_pb2.Delta, output: TaskOutput) -> None:
+    for vector in output.vectors:
+        message = out.vectors.add(index=vector.index, prompt_tokens=vector.prompt_tokens)
+        message.values = vector.values.astype("<f4", copy=False).tobytes()
+    for each in output.arrays:
+        fill_tensor(out.tensors.add(), each)
+    if output.tokens is not None:
+        out.tokenized.token_ids.extend(output.tokens.token_ids)
+        out.tokenized.texts.extend(output.tokens.texts)
+        out.tokenized.text = output.tokens.text
 
 
 def fill_error(out: worker_pb2.Error, error: NaruError) -> None:
@@ -170,6 +193,8 @@ def check_answer_size(num_prompt_tokens: int, params: SamplingParams, max_messag
 
 def estimated_bytes(delta: SequenceDelta) -> int:
     """About what a delta takes on the wire, on the high side."""
+    if delta.output is not None:
+        return DELTA_BYTES + delta.output.num_bytes
     if not (delta.logprobs or delta.prompt_logprobs):
         return DELTA_BYTES + 4 * len(delta.text)
     entries = sum(1 + len(p.top) for part in (delta.logprobs, delta.prompt_logprobs) for p in part)

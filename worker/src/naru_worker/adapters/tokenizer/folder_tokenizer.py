@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.tokenizer.model_tokenizer import ModelTokenizer
+from naru_worker.adapters.tokenizer.typed_tokens import PROBE
 from naru_worker.adapters.weights.hf_checkpoint import token_text
 from naru_worker.adapters.weights.model_folder import (
     MAX_CONFIG_BYTES,
@@ -21,9 +22,6 @@ from naru_worker.adapters.weights.model_folder import (
     read_small_file,
 )
 from naru_worker.core.fields import Fields
-
-PROBE = "a"
-"""Any text: only what is put around it is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,8 @@ def folder_tokenizer(folder: Path, num_embeddings: int) -> ModelTokenizer:
     return tokenizer_of_files(read_tokenizer_files(folder), num_embeddings)
 
 
-def tokenizer_of_files(files: TokenizerFiles, num_embeddings: int) -> ModelTokenizer:
-    """The tokenizer of files that were read already.
+def tokenizer_of_files(files: TokenizerFiles, num_embeddings: int, *, generates: bool = True) -> ModelTokenizer:
+    """The tokenizer of files that were read already. `generates` False: for a model that writes no text.
 
     Raises:
         LoadError: they are broken, or of a kind that cannot be streamed.
@@ -69,6 +67,9 @@ def tokenizer_of_files(files: TokenizerFiles, num_embeddings: int) -> ModelToken
     path = files.folder / "tokenizer.json"
     try:
         backend = Tokenizer.from_buffer(files.tokenizer)
+        # Some files ask for both; what is put around a text could not be told from its padding.
+        backend.no_truncation()
+        backend.no_padding()
         prefix, suffix = _surroundings(backend)
     except Exception as e:  # The library raises no narrower class for any defect of the file.
         raise LoadError(f"{path}: is no tokenizer ({e})", param="tokenizer.json") from e
@@ -88,6 +89,7 @@ def tokenizer_of_files(files: TokenizerFiles, num_embeddings: int) -> ModelToken
         bos_token_id=bos,
         eos_token_id=eos,
         max_token_id=num_embeddings - 1,
+        generates=generates,
     )
 
 

@@ -7,11 +7,20 @@ read. Does not render chat templates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from tokenizers import Tokenizer
 
 from naru_proto.errors import InvalidRequest
-from naru_worker.adapters.tokenizer.token_bytes import token_decoder
+from naru_worker.adapters.tokenizer.token_bytes import token_decoder, token_text_decoder
+from naru_worker.adapters.tokenizer.typed_tokens import (
+    PLAIN,
+    PLAIN_PAIR,
+    InputForm,
+    TypedTokens,
+    join,
+    pair_form,
+)
 
 
 class ModelTokenizer:
@@ -28,10 +37,12 @@ class ModelTokenizer:
         bos_token_id: int | None = None,
         eos_token_id: int | None = None,
         max_token_id: int | None = None,
+        generates: bool = True,
     ) -> None:
         """`prefix` and `suffix` are what `add_special_tokens` adds; `where` names the file in errors.
 
         `vocab_size` is one above the highest id. Ids above `max_token_id` (the last embedding row) are refused.
+        `generates` False: no text grows token by token, so that any decoder will do.
 
         Raises:
             LoadError: the decoder's output cannot be told token by token.
@@ -44,7 +55,11 @@ class ModelTokenizer:
         self.eos_token_id = eos_token_id
         self._max_token_id = max_token_id
         decoder = backend.decoder
-        self._decoder = token_decoder(None if decoder is None else decoder.__getstate__().decode(), where)
+        self._decoder = (
+            token_decoder(None if decoder is None else decoder.__getstate__().decode(), where)
+            if generates
+            else token_text_decoder()
+        )
         added = backend.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self.vocab_size = vocab_size
@@ -93,6 +108,37 @@ class ModelTokenizer:
         Raises:
             InvalidRequest: the text has lone surrogates, or a token the model has no embedding for.
         """
+        ids = self._plain_ids(text)
+        if not add_special_tokens:
+            return ids
+        prefix = self._prefix
+        if prefix and ids[: len(prefix)] == prefix:
+            prefix = []
+        return prefix + ids + self._suffix
+
+    def encode_input(
+        self, text: str, pair: str | None = None, *, add_special_tokens: bool, max_tokens: int | None = None
+    ) -> TypedTokens:
+        """An encoder's input, of one text or of two; cut to `max_tokens` where that is given, the longer text first.
+
+        Raises:
+            InvalidRequest: see `encode`; or `max_tokens` leaves no room for text.
+        """
+        first = self._plain_ids(text)
+        if pair is not None:
+            form = self._pair_form if add_special_tokens else PLAIN_PAIR
+            return join(first, self._plain_ids(pair), form, max_tokens)
+        form = PLAIN
+        if add_special_tokens:
+            prefix = () if self._prefix and first[: len(self._prefix)] == self._prefix else tuple(self._prefix)
+            form = InputForm(prefix, (), tuple(self._suffix), PLAIN.types)
+        return join(first, None, form, max_tokens)
+
+    @cached_property
+    def _pair_form(self) -> InputForm:
+        return pair_form(self._backend)
+
+    def _plain_ids(self, text: str) -> list[int]:
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         except TypeError as e:
@@ -105,12 +151,7 @@ class ModelTokenizer:
                 f"the prompt holds token {max(ids)}, but the model has embeddings up to {self._max_token_id} only",
                 param="prompt",
             )
-        if not add_special_tokens:
-            return ids
-        prefix = self._prefix
-        if prefix and ids[: len(prefix)] == prefix:
-            prefix = []
-        return prefix + ids + self._suffix
+        return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole run of tokens; unknown ids give nothing."""

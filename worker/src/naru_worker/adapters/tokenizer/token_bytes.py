@@ -52,6 +52,11 @@ def token_decoder(settings_json: str | None, where: str) -> TokenDecoder:
     )
 
 
+def token_text_decoder() -> TokenDecoder:
+    """Each token as it is written in the vocabulary: for models whose tokens are listed, and never become a text."""
+    return TokenDecoder(str.encode, strips_leading_space=False)
+
+
 def _spiece(steps: list[dict[str, Any]], where: str) -> Callable[[str], bytes]:
     pattern, content = steps[0].get("pattern"), steps[0].get("content")
     mark = pattern.get("String") if isinstance(pattern, dict) else None

@@ -40,7 +40,7 @@ def hf_checkpoint(folder: Path) -> MappedCheckpoint:
     template = read_chat_template(folder, tokenizer_config)
     files: list[SafetensorsFile] = []
     try:
-        tensors, unusable = _open_shards(folder, files)
+        tensors, unusable = open_shards(folder, files)
         if config.architecture == "gpt2":
             tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
             unusable = {name.removeprefix("transformer."): dtype for name, dtype in unusable.items()}
@@ -58,7 +58,7 @@ def token_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _open_shards(folder: Path, files: list[SafetensorsFile]) -> tuple[dict[str, RawTensor], dict[str, str]]:
+def open_shards(folder: Path, files: list[SafetensorsFile]) -> tuple[dict[str, RawTensor], dict[str, str]]:
     """Opens every file into `files`; tensors by name, and the dtypes of those that cannot be served."""
     index_path = folder / INDEX_NAME
     index = read_json_object(index_path)

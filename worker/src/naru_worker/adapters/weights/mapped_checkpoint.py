@@ -88,16 +88,8 @@ class MappedCheckpoint:
 
     @cached_property
     def revision(self) -> str:
-        """Content identity over all bytes of all files, 32 hex digits; equal on every machine.
-
-        A sum for each 64 KiB and one hash over the sums: at memory speed, and any single change shows. It tells
-        revisions apart; it is no proof against forgery.
-        """
-        digest = hashlib.blake2b(digest_size=16)
-        for file in self._files:
-            digest.update(len(file.view).to_bytes(8, "little"))
-            digest.update(_chunk_sums(file.view))
-        return digest.hexdigest()
+        """Content identity over all bytes of all files; see `content_revision`."""
+        return content_revision(self._files)
 
     def get(self, name: str) -> RawTensor:
         """One tensor by its canonical name.
@@ -146,6 +138,19 @@ class MappedCheckpoint:
                 f"{self._where}: tensor {place.source!r} is {source.format}; a vector must be f32, f16 or bf16",
                 param=place.source,
             )
+
+
+def content_revision(files: Sequence[WeightFile]) -> str:
+    """Content identity over all bytes of all files, 32 hex digits; equal on every machine.
+
+    A sum for each 64 KiB and one hash over the sums: at memory speed, and any single change shows. It tells revisions
+    apart; it is no proof against forgery.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        digest.update(len(file.view).to_bytes(8, "little"))
+        digest.update(_chunk_sums(file.view))
+    return digest.hexdigest()
 
 
 def _place(name: str, place: TensorPlace, source: RawTensor) -> RawTensor:

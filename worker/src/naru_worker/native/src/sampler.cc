@@ -1,9 +1,13 @@
 #include "sampler.h"
 
+#include <immintrin.h>
+#include <time.h>
+
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 
+#include "readiness.h"
 #include "simd.h"
 
 namespace naru {
@@ -42,6 +46,21 @@ void clean_copy(const float* x, int n, float* out) {
   for (int i = 0; i < n; ++i) out[i] = clean(x[i]);
 }
 
+// As clean_copy, but what the mask does not allow is impossible.
+void masked_copy(const float* x, const uint32_t* mask, int n, float* out) {
+  for (int first = 0; first < n; first += 32) {
+    const uint32_t bits = mask[first / 32];
+    const int count = std::min(32, n - first);
+    if (bits == 0) {
+      for (int i = 0; i < count; ++i) out[first + i] = kMinusInf;
+    } else if (bits == ~uint32_t{0}) {
+      clean_copy(x + first, count, out + first);
+    } else {
+      for (int i = 0; i < count; ++i) out[first + i] = (bits >> i & 1) != 0 ? clean(x[first + i]) : kMinusInf;
+    }
+  }
+}
+
 // The best id, lowest on ties; NaN never wins. 0 when every logit is -inf or NaN.
 int argmax(const float* x, int n) {
   V16 best = set16(kMinusInf);
@@ -53,6 +72,28 @@ int argmax(const float* x, int n) {
   for (i = 0; i < n; ++i)
     if (x[i] == top) return i;
   return 0;
+}
+
+// The same among what the mask allows; -1 when none of it is possible. Words of the mask that are empty cost no reading.
+int masked_argmax(const float* x, const uint32_t* mask, int n) {
+  float top = kMinusInf;
+  int at = -1;
+  for (int first = 0; first < n; first += 32) {
+    uint32_t bits = mask[first / 32];
+    if (bits == 0) continue;
+    const int count = std::min(32, n - first);
+    if (bits == ~uint32_t{0} && count == 32) {
+      const V16 low = load16(x + first), high = load16(x + first + 16);
+      if (!(hmax16(max16(low, max16(high, set16(kMinusInf)))) > top)) continue;
+    }
+    for (; bits != 0; bits &= bits - 1) {
+      const int i = first + __builtin_ctz(bits);
+      if (i >= n || !(x[i] > top)) continue;
+      top = x[i];
+      at = i;
+    }
+  }
+  return at;
 }
 
 uint64_t mix(uint64_t z) {
@@ -208,14 +249,38 @@ void apply_bias_and_penalties(const SamplingInputs& in, int row, float* x) {
     if (in.banned_ids[i] < in.vocab_limit) x[in.banned_ids[i]] = kMinusInf;
 }
 
-// When nothing is possible: the lowest id that is not banned, else 0.
-int first_allowed(const SamplingInputs& in, int row) {
-  for (int id = 0; id < in.vocab_limit; ++id) {
-    bool banned = false;
-    for (int i = in.banned_start[row]; i < in.banned_start[row + 1]; ++i) banned = banned || in.banned_ids[i] == id;
-    if (!banned) return id;
-  }
+bool is_banned(const SamplingInputs& in, int row, int id) {
+  bool banned = false;
+  for (int i = in.banned_start[row]; i < in.banned_start[row + 1]; ++i) banned = banned || in.banned_ids[i] == id;
+  return banned;
+}
+
+bool is_in(const uint32_t* mask, int id) { return mask == nullptr || (mask[id / 32] >> (id % 32) & 1) != 0; }
+
+// When nothing is possible: the lowest id of the mask that is not banned, else the lowest of the mask, else 0.
+int first_allowed(const SamplingInputs& in, int row, const uint32_t* mask) {
+  for (int id = 0; id < in.vocab_limit; ++id)
+    if (is_in(mask, id) && !is_banned(in, row, id)) return id;
+  for (int id = 0; id < in.vocab_limit && mask != nullptr; ++id)
+    if (is_in(mask, id)) return id;
   return 0;
+}
+
+// Waits until the masks are written. Most often they are: a forward pass takes longer. False: it took too long.
+bool await_masks(const SamplingInputs& in) {
+  const auto is_open = [&in] { return __atomic_load_n(in.mask_gate, __ATOMIC_ACQUIRE) != 0; };
+  for (int spins = 0; spins < 1000; ++spins) {
+    if (is_open()) return true;
+    _mm_pause();
+  }
+  const int64_t deadline_ns = monotonic_ns() + int64_t{1000000} * in.mask_wait_ms;
+  while (!is_open()) {
+    if (monotonic_ns() > deadline_ns) return false;
+    // Whoever writes them may want this core; there is nobody to wake a sleeper on a lock.
+    const timespec pause{0, 20000};
+    nanosleep(&pause, nullptr);
+  }
+  return true;
 }
 
 int draw(const SamplingInputs& in, int row, const Scratch& s, int best) {
@@ -237,17 +302,23 @@ int draw(const SamplingInputs& in, int row, const Scratch& s, int best) {
   return last >= 0 ? last : best;
 }
 
-int choose(const SamplingInputs& in, int row, const float* logits, const Scratch& s) {
+int choose(const SamplingInputs& in, int row, const float* logits, const uint32_t* mask, const Scratch& s) {
   const int n = in.vocab_limit;
   const bool edits = in.penalty_start[row] != in.penalty_start[row + 1] ||
                      in.bias_start[row] != in.bias_start[row + 1] || in.banned_start[row] != in.banned_start[row + 1];
   const bool greedy = in.temperature[row] < kGreedyBelow || in.top_k[row] == 1 || in.top_p[row] == 0.f ||
                       in.min_p[row] == 1.f;
-  if (greedy && !edits) return argmax(logits, n);
-  clean_copy(logits, n, s.logits);
+  if (greedy && !edits) {
+    const int best = mask == nullptr ? argmax(logits, n) : masked_argmax(logits, mask, n);
+    return best >= 0 ? best : first_allowed(in, row, mask);
+  }
+  if (mask == nullptr)
+    clean_copy(logits, n, s.logits);
+  else
+    masked_copy(logits, mask, n, s.logits);
   apply_bias_and_penalties(in, row, s.logits);
   const int best = argmax(s.logits, n);
-  if (s.logits[best] == kMinusInf) return first_allowed(in, row);
+  if (s.logits[best] == kMinusInf) return first_allowed(in, row, mask);
   return greedy ? best : draw(in, row, s, best);
 }
 
@@ -313,7 +384,13 @@ void sample_row(const SamplingInputs& in, const SamplingOutputs& out, int row, c
                 uint8_t* scratch) {
   const Scratch s = carve(scratch, vocab);
   const bool given = in.target[row] >= 0;
-  out.token_ids[row] = given ? in.target[row] : choose(in, row, logits, s);
+  const bool masked = !given && in.mask_rows != nullptr && in.mask_rows[row] >= 0;
+  if (masked && !await_masks(in)) {
+    out.token_ids[row] = -1;
+    return;
+  }
+  const uint32_t* mask = masked ? in.masks + static_cast<size_t>(in.mask_rows[row]) * in.mask_words : nullptr;
+  out.token_ids[row] = given ? in.target[row] : choose(in, row, logits, mask, s);
   if (given || in.num_logprobs[row] >= 0) score(in, out, row, logits, s);
 }
 

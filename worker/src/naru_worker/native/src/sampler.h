@@ -28,6 +28,13 @@ struct SamplingInputs {
   const int32_t* penalty_counts;
   const int32_t* banned_start;
   const int32_t* banned_ids;
+  // Token masks, which another thread may still be writing. Null mask_rows: no row has one.
+  const int32_t* mask_rows;  // row of `masks`, -1: none
+  const uint32_t* masks;     // [num_masks, mask_words]; bit i % 32 of word i / 32: token i may be drawn
+  const int32_t* mask_gate;  // 0 until the masks are written
+  int32_t num_masks;
+  int32_t mask_words;
+  int32_t mask_wait_ms;  // a row is given up, with token -1, when its mask takes longer
 };
 
 struct SamplingOutputs {
@@ -36,6 +43,7 @@ struct SamplingOutputs {
   int32_t* ranks;
   int32_t* top_ids;
   float* top_logprobs;
+  float* hidden;  // each row after the final norm, (rows, hidden size); null: not asked for
 };
 
 // Uniform in [0, 1) with 53 bits, a function of seed and counter alone.
@@ -44,7 +52,7 @@ double uniform(uint64_t seed, uint64_t counter);
 // Bytes of scratch that sample_row needs.
 size_t sampler_scratch_bytes(int vocab);
 
-// Samples or scores row `row`; logits has `vocab` entries and is not changed.
+// Samples or scores row `row`; logits has `vocab` entries and is not changed. Waits for the masks where the row has one.
 void sample_row(const SamplingInputs& in, const SamplingOutputs& out, int row, const float* logits, int vocab,
                 uint8_t* scratch);
 

@@ -104,11 +104,15 @@ bool Model::run_rows(Walk* walk, int first, int count) {
     pool_.barrier();
   }
   const size_t ld = static_cast<size_t>(round_up(spec_.vocab_size, 16));
+  const Activations& normed = buffers_[tape_.back().src].a;
   uint8_t* scratch = reinterpret_cast<uint8_t*>(member_scratch(member));
   for (int i = pool_.next(); i < count; i = pool_.next()) {
     const float* x = layout_.logits + static_cast<size_t>(i) * ld;
     if (logits_out_ != nullptr)
       memcpy(logits_out_ + static_cast<size_t>(first + i) * spec_.vocab_size, x, spec_.vocab_size * sizeof(float));
+    if (out_ != nullptr && out_->hidden != nullptr)
+      memcpy(out_->hidden + static_cast<size_t>(first + i) * normed.width,
+             normed.f + static_cast<size_t>(i) * normed.ld, normed.width * sizeof(float));
     if (sampling_ != nullptr) sample_row(*sampling_, *out_, first + i, x, spec_.vocab_size, scratch);
   }
   pool_.barrier();

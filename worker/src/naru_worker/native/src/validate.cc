@@ -58,6 +58,9 @@ int32_t check_sampling(const ModelSpec& spec, const StepInputs& in, const Sampli
                         std::isfinite(s.repetition_penalty[r]);
     if (!finite || s.temperature[r] < 0.f || s.repetition_penalty[r] <= 0.f) return -25;
   }
+  if (s.mask_rows != nullptr &&
+      (!all_in(s.mask_rows, rows, -1, s.num_masks) || static_cast<int64_t>(s.mask_words) * 32 < s.vocab_limit))
+    return -26;
   return 0;
 }
 

@@ -1,0 +1,1 @@
+"""Batches: who works on them, and how their lines are run."""

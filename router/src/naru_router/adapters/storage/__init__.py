@@ -1,0 +1,1 @@
+"""What routers keep on disk for clients: records and files, in one folder that all routers share."""

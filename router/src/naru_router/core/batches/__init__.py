@@ -1,0 +1,1 @@
+"""What a batch is, what its lines must be, and what it says of itself; decides, touches nothing."""

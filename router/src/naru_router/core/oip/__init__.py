@@ -1,0 +1,1 @@
+"""The Open Inference Protocol: tensors, what models take and give, requests and replies in JSON and binary."""

@@ -1,0 +1,115 @@
+"""Token masks, computed in a thread beside the forward pass.
+
+The engine posts a job when it builds a step, and the step's sampling waits for the job's gate. A job that fails opens
+its gate all the same: it costs its own requests, and no step waits for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+import numpy as np
+from llguidance import LLExecutor
+
+from naru_worker.adapters.engine.grammar_matcher import GrammarMatcher
+from naru_worker.adapters.ops.protocol import TokenMasks
+from naru_worker.core.step import Row, RowResult, StepPlan
+
+_log = logging.getLogger(__name__)
+
+MASK_WAIT_S = 5.0
+"""A step waits so long for its masks. The library's limits end each of them within some tens of milliseconds."""
+LATE = "its grammar takes too long for a single token; make it simpler"
+
+
+@dataclass(slots=True, eq=False)
+class MaskJob:
+    """The masks of one step, one for each matcher, in their order."""
+
+    matchers: Items[GrammarMatcher]
+    masks: TokenMasks
+    failure: str = ""
+    """Why none of the masks can be used."""
+    has_failed: bool = False
+    """Some mask cannot be used."""
+
+    def run(self, executor: LLExecutor) -> None:
+        """Writes the masks and opens the gate."""
+        words = self.masks.words
+        pairs = [(matcher.native, place) for place, matcher in enumerate(self.matchers)]
+        try:
+            executor.unsafe_compute_mask_ptr(pairs, words.ctypes.data, words.shape[1] * 4, words.shape[0])
+            for matcher in self.matchers:
+                matcher.look()
+            self.has_failed = any([matcher.failure for matcher in self.matchers])
+        except BaseException as exc:
+            # The top of a job: a panic of the library is no Exception, and must cost these requests only.
+            _log.error("masks could not be computed", exc_info=exc)
+            self.failure, self.has_failed = f"its grammar could not be followed ({type(exc).__name__})", True
+        finally:
+            # Seen by native code that polls it: the masks were written before, by threads that have been joined.
+            self.masks.gate[0] = 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the gate is open."""
+        return bool(self.masks.gate[0])
+
+
+@dataclass(slots=True, eq=False)
+class MaskThread:
+    """One thread for all models of a process; begins with the first job, and sleeps between them."""
+
+    _jobs: queue.SimpleQueue[MaskJob] = field(default_factory=queue.SimpleQueue)
+    _thread: threading.Thread | None = None
+
+    def post(self, job: MaskJob) -> None:
+        """Has a job done. Engine thread only."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="masks", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        # On few cores the forward pass needs them all; on many, some are to spare.
+        executor = LLExecutor(num_threads=max(1, min(4, (os.cpu_count() or 1) // 4)))
+        while True:
+            self._jobs.get().run(executor)
+
+
+def begin_masks(thread: MaskThread, matchers: Items[GrammarMatcher], masks: TokenMasks) -> MaskJob:
+    """Has the masks of a step's rows computed; those of the step before must be there."""
+    masks.gate[0] = 0
+    job = MaskJob(matchers, masks)
+    thread.post(job)
+    return job
+
+
+def end_masks(job: MaskJob, plan: StepPlan, results: list[RowResult]) -> list[RowResult]:
+    """The results of a step that was run, without tokens for sequences whose matcher has failed."""
+    if not job.is_done or job.failure:
+        # A matcher that is still at work is not to be asked anything.
+        for matcher in job.matchers:
+            matcher.failure = job.failure or LATE
+    elif not job.has_failed:
+        return results
+    return [_checked(row, result) for row, result in zip(plan.rows, results, strict=True)]
+
+
+def _checked(row: Row, result: RowResult) -> RowResult:
+    matcher = row.sequence.matcher
+    return RowResult(None) if row.samples and matcher is not None and matcher.failure else result
+
+
+def make_masks(rows: Items[GrammarMatcher | None]) -> TokenMasks:
+    """Room for the masks of the rows that have a matcher; closed."""
+    places = np.full(len(rows), -1, np.int32)
+    held = [row for row, matcher in enumerate(rows) if matcher is not None]
+    places[held] = np.arange(len(held), dtype=np.int32)
+    num_words = max(matcher.mask_words for matcher in rows if matcher is not None)
+    return TokenMasks(places, np.zeros((len(held), num_words), np.uint32), np.zeros(1, np.int32), MASK_WAIT_S)

@@ -1,0 +1,1 @@
+"""Models of tensors in ONNX files, computed by onnxruntime."""
