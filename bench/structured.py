@@ -24,7 +24,7 @@ MAX_TOKENS = 3000
 
 
 def run(count: int, seed: int) -> dict[str, Any]:
-    """How many of `count` schemas were asked for, ended by themselves, and validate; failures with their reasons."""
+    """How many of `count` schemas were asked for, ended by themselves, and validate; prints failures as they come."""
     bench = StructuredEngine()
     outbox: list[SequenceDelta] = []
     schemas: dict[RequestId, dict[str, Any]] = {}
@@ -57,6 +57,7 @@ def run(count: int, seed: int) -> dict[str, Any]:
                 print(f"{num_valid} of {num_done} so far", flush=True)
             if fault:
                 failures.append(f"{fault}\n  {json.dumps(schema)}\n  {text}")
+                print(failures[-1], flush=True)
         ended.clear()
     return {"count": count, "valid": num_valid, "failures": failures, "seconds": time.monotonic() - started_s}
 
@@ -78,8 +79,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     found = run(options.count, options.seed)
-    for failure in found["failures"]:
-        print(failure)
     print(f"{found['valid']} of {found['count']} random schemas validate, in {found['seconds']:.0f} s")
     return 0 if found["valid"] == found["count"] else 1
 

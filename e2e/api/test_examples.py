@@ -43,7 +43,7 @@ def test_an_example_works(api: RunningNaru, page: str, number: int, language: st
             "-euo",
             "pipefail",
             "-c",
-            f'curl() {{ command curl --silent --fail-with-body "$@"; }}\n{text}',
+            f'curl() {{ command curl --silent --show-error --fail "$@"; }}\n{text}',
         ]
     else:
         command = [sys.executable if text.startswith(_OWN) else str(CLIENTS), "-c", text]

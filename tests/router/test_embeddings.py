@@ -377,4 +377,7 @@ async def test_a_worker_that_names_an_input_has_the_document_named(rig: Rig) -> 
 async def test_a_generating_model_alone_scores_nothing(rig: Rig) -> None:
     await serve(rig, ModelInfoRecord("llama", 512, 100, "", "", ""))
     error = await refusal(rig, RERANK, query="q", documents=["a"])
-    assert (error["param"], "can generate, not score or embed" in error["message"]) == ("model", True)
+    assert (
+        error["param"],
+        "generates text, and this request needs one that scores pairs of texts" in error["message"],
+    ) == ("model", True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import grpc.aio
 import pytest
 from router_rig import CHAT, COMPLETION, MODEL, Rig, body, events, info
 from stub_worker import Script, StubWorker, fail, say
+from task_worker import EMBEDDER, pool
 
 from naru_proto import names
 from naru_proto.tenants import key_digest
 from naru_proto.v1 import inference_pb2, inference_pb2_grpc
 from naru_proto.v1 import worker_pb2 as wire
+from naru_router.core.embedding_request import MAX_JOB_INPUTS
 
 BOTH = pytest.mark.parametrize("path", [CHAT, COMPLETION])
 STREAM = pytest.mark.parametrize("stream", [False, True])
@@ -185,3 +189,61 @@ async def test_a_conversation_without_a_session_stays_on_its_side(rig: Rig) -> N
             sides.append(response.headers.get(names.HEADER_MODEL, MODEL))
             messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": f"and {turn}?"}]
         assert len(set(sides)) == 1
+
+
+# --- tasks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+    ],
+)
+async def test_a_model_of_which_nothing_is_known_has_its_vectors_made_by_its_stand_in(
+    rig: Rig, path: str, fields: dict[str, Any]
+) -> None:
+    await rig.publish_model(pools=("nowhere",), fallbacks=(SMALL,))
+    await rig.publish_model(SMALL)
+    worker = await rig.start_worker(script=pool, models=(SMALL,), facts=EMBEDDER)
+    await rig.start_router(model_wait_s=0.1)
+    response = await rig.post(path, {"model": MODEL, **fields})
+    assert response.status_code == 200, response.text
+    assert response.headers[names.HEADER_MODEL] == SMALL and response.json()["model"] == MODEL
+    assert {request.model for request in worker.requests} == {SMALL}
+
+
+async def test_a_split_gives_all_inputs_of_a_call_to_one_model(rig: Rig) -> None:
+    await rig.publish_model(split=((MODEL, 1), (SMALL, 1)))
+    await rig.publish_model(SMALL)
+    worker = await rig.start_worker(script=pool, models=(MODEL, SMALL), facts=EMBEDDER)
+    await rig.start_router()
+    sides = []
+    for call in range(12):
+        worker.requests.clear()
+        inputs = [f"{number} of call {call}" for number in range(2 * MAX_JOB_INPUTS + 1)]
+        inputs[0] = f"call {call}"
+        assert (await rig.post("/v1/embeddings", {"model": MODEL, "input": inputs})).status_code == 200
+        assert len(worker.requests) == 3
+        (side,) = {request.model for request in worker.requests}
+        sides.append(side)
+    assert set(sides) == {MODEL, SMALL}
+
+
+async def test_vectors_of_two_revisions_are_not_given_in_one_reply(rig: Rig) -> None:
+    numbers = itertools.count()
+
+    async def ever_newer(request: wire.GenerateRequest) -> AsyncIterator[wire.Delta]:
+        revision = f"r{next(numbers)}"
+        async for delta in pool(request):
+            delta.revision = revision
+            yield delta
+
+    await rig.publish_model()
+    await rig.start_worker(script=ever_newer, facts=EMBEDDER)
+    await rig.start_router()
+    assert (await rig.post("/v1/embeddings", {"model": MODEL, "input": ["a"] * MAX_JOB_INPUTS})).status_code == 200
+    response = await rig.post("/v1/embeddings", {"model": MODEL, "input": ["a"] * 2 * MAX_JOB_INPUTS})
+    assert response.status_code == 503 and "two models" in response.json()["error"]["message"]

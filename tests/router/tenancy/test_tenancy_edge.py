@@ -9,12 +9,14 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from compatibility.known_worker import CHAT as CHAT_MODEL
+from compatibility.known_worker import FACTS, answer
 from router_rig import CHAT, COMPLETION, MODEL, Rig, body
 
 from naru_proto.tenants import key_digest
 from naru_proto.v1 import inference_pb2, inference_pb2_grpc
 
-A, B, LIMITED = "nk-a", "nk-b", "nk-limited"
+A, B, LIMITED, SINGLE = "nk-a", "nk-b", "nk-limited", "nk-single"
 KEYS = {"authorization": f"Bearer {A}"}
 BOTH = pytest.mark.parametrize("path", [CHAT, COMPLETION])
 
@@ -25,6 +27,7 @@ def tenants_file(tmp_path: Path) -> str:
     tenants = [
         {"name": "a", "keys": [key_digest(A)], "weight": 3},
         {"name": "b", "keys": [key_digest(B)], "models": ["tiny-*"]},
+        {"name": "single", "keys": [key_digest(SINGLE)], "quotas": {"maxInFlight": 1}},
         {"name": "limited", "keys": [key_digest(LIMITED)], "quotas": {"requestsPerMinute": 2, "tokensPerMinute": 1000}},
     ]
     path.write_text(json.dumps({"tenants": tenants}))
@@ -54,7 +57,7 @@ async def test_without_a_key_nothing_is_asked_of_a_worker(rig: Rig, tenants_file
     assert worker.requests == []
     for page in ("/health", "/ready", "/readyz", "/metrics"):
         assert (await rig.client.get(page)).status_code == 200
-    assert (await rig.client.get("/readyz")).json()["tenancy"]["tenants"] == 3
+    assert (await rig.client.get("/readyz")).json()["tenancy"]["tenants"] == 4
     assert A not in (await rig.client.get("/metrics")).text
 
 
@@ -74,6 +77,38 @@ async def test_a_workers_request_says_whose_it_is_and_carries_the_tenants_salt(
     assert first.cache_salt == third.cache_salt != second.cache_salt
     assert first.route_keys == third.route_keys != second.route_keys
     assert len(first.cache_salt) == 16
+
+
+async def test_vectors_of_a_tenant_are_computed_under_its_salt(rig: Rig, tenants_file: str) -> None:
+    await rig.publish_model()
+    worker = await rig.start_worker(script=answer, facts=FACTS[CHAT_MODEL])
+    await rig.start_router(tenants_file=tenants_file)
+    for key in (A, B, A):
+        reply = await rig.client.post("/v1/embeddings", json={"model": MODEL, "input": "a"}, headers=headers(key))
+        assert reply.status_code == 200
+    first, second, third = (request.cache_salt for request in worker.requests)
+    assert first == third != second
+    assert first and second
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "num_jobs"),
+    [
+        (COMPLETION, {"prompt": ["a", "b", "c"], "max_tokens": 4}, 3),
+        ("/v1/embeddings", {"input": ["x" * 1000] * 600}, 5),
+        ("/v1/score", {"text_1": "a", "text_2": [f"{i}" + "x" * 1000 for i in range(600)]}, 3),
+    ],
+)
+async def test_a_call_of_many_jobs_is_one_request_of_its_tenant(
+    rig: Rig, tenants_file: str, path: str, asked: dict[str, Any], num_jobs: int
+) -> None:
+    await rig.publish_model()
+    worker = await rig.start_worker(script=answer, facts=FACTS[CHAT_MODEL])
+    await rig.start_router(tenants_file=tenants_file)
+    for _ in range(3):
+        reply = await rig.client.post(path, json={"model": MODEL, **asked}, headers=headers(SINGLE))
+        assert reply.status_code == 200, reply.text
+    assert len(worker.requests) >= 3 * num_jobs
 
 
 async def test_shared_caches_have_no_salt(rig: Rig, tenants_file: str) -> None:

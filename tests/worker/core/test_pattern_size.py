@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naru_worker.core.pattern_size import pattern_size, patterns_of_schema
+from naru_worker.core.pattern_size import pattern_size, patterns_of_lark, patterns_of_schema
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,28 @@ def test_counted_repetitions_are_multiplied(pattern: str, size: int) -> None:
 @given(pattern=st.text(alphabet="ab[]()\\{},0123456789|*^", max_size=60))
 def test_any_text_has_a_size(pattern: str) -> None:
     assert 0 <= pattern_size(pattern) <= 10**12
+
+
+@pytest.mark.parametrize(
+    ("lark", "patterns"),
+    [
+        ("start: /a{3}/ B\nB: /b\\/c/i", ["a{3}", "b\\/c"]),
+        ('start: "/no/" // nor /this/\n# or /that "\nA: /x/', ["x"]),
+        ('start: "\\"/no/" %json {"pattern": "y", "const": "/no/"} /z/', ["y", "z"]),
+        ('start: %json {"items": {"pattern": "a\\"/"}, "title": "' + "t" * 50_000 + '"}', ['a"/']),
+        ("start: %lark {\n start: /q/ %json\n[1] }", ["q"]),
+        ("start: %json {not one} /a/", ["a"]),
+        ("start: /not closed\\", ["not closed"]),
+        ("start: /", []),
+    ],
+)
+def test_patterns_of_a_grammar_stand_between_slashes_and_in_its_schemas(lark: str, patterns: list[str]) -> None:
+    assert list(patterns_of_lark(lark)) == patterns
+
+
+@given(lark=st.text(alphabet='/"\\{}[]%json #\na1:,', max_size=60))
+def test_any_text_has_patterns_or_none(lark: str) -> None:
+    assert all(pattern in lark for pattern in patterns_of_lark(lark))
 
 
 def test_patterns_are_found_wherever_they_stand() -> None:

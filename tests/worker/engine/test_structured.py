@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bench.random_schemas import random_schema, validator_of
+from llguidance import LLExecutor
 from toy_grammars import structured, wish_of
 from toy_model import EOS, NUM_TOKENS, toy_engine, toy_logits
 from toy_runs import Outcome, assert_all_blocks_free, finish, request, run, solo
@@ -19,7 +20,7 @@ from naru_proto.errors import InvalidRequest
 from naru_worker.adapters.engine import grammar_masks
 from naru_worker.adapters.engine.deltas import SequenceDelta
 from naru_worker.adapters.engine.grammar_masks import MaskJob, MaskThread
-from naru_worker.adapters.ops.protocol import BatchInputs, WeightsPending
+from naru_worker.adapters.ops.protocol import BatchInputs, SampleOutput, SamplingBatch, WeightsPending
 from naru_worker.core.request import FinishReason, PriorOutput, Request, RequestId
 from naru_worker.core.structured import StructuredOutput
 
@@ -269,6 +270,43 @@ def test_masks_that_fail_or_never_come_cost_their_own_requests_only(
     assert_all_blocks_free(engine)
     engine._masks = MaskThread()
     assert run(engine, [structured("next", RECORD)])["next"].reasons == {0: FinishReason.STOP}
+
+
+class KeptMasks(MaskThread):
+    """Leaves jobs to the test."""
+
+    def __init__(self, jobs: list[MaskJob]) -> None:
+        super().__init__()
+        self._kept = jobs
+
+    def post(self, job: MaskJob) -> None:
+        self._kept.append(job)
+
+
+def test_masks_that_come_just_after_they_were_given_up_cost_their_own_requests_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar_masks, "MASK_WAIT_S", 0.01)
+    engine, runner, _ = toy_engine()
+    jobs: list[MaskJob] = []
+    engine._masks = KeptMasks(jobs)
+    run_step = runner.run
+
+    def run_late(batch: BatchInputs, sampling: SamplingBatch) -> SampleOutput:
+        output = run_step(batch, sampling)
+        while jobs:
+            jobs.pop().run(LLExecutor(1))
+        return output
+
+    monkeypatch.setattr(runner, "run", run_late)
+    outcomes = run(engine, [request("plain"), structured("bad", RECORD), structured("worse", WORDS)])
+    for name in ("bad", "worse"):
+        error = outcomes[name].error
+        assert isinstance(error, InvalidRequest)
+        assert "too long" in error.message
+    assert outcomes["plain"].ids == solo(request("plain")).ids
+    assert engine.stats.num_failed_steps == 0
+    assert_all_blocks_free(engine)
 
 
 def test_a_grammar_that_explodes_on_the_way_ends_its_request_and_no_other() -> None:

@@ -11,6 +11,7 @@ import pytest
 from bench.random_schemas import random_schema, validator_of
 from bench.structured_engine import StructuredEngine, chat
 
+from naru_proto.errors import InvalidRequest
 from naru_worker.adapters.engine.deltas import SequenceDelta
 from naru_worker.core.request import FinishReason
 from naru_worker.core.sampling import SamplingParams
@@ -82,6 +83,22 @@ def test_random_schemas_validate(engine: StructuredEngine) -> None:
     for schema, (text, reason) in zip(schemas, answers(engine, asked), strict=True):
         assert reason is FinishReason.STOP, text
         validator_of(schema).validate(json.loads(text))
+
+
+def test_a_grammar_with_ever_more_readings_ends_soon_and_the_others_go_on(engine: StructuredEngine) -> None:
+    # Without a limit each of its tokens takes longer than the one before, up to seconds, and all others wait for it.
+    plain = (chat("Name the capital of Spain."), SamplingParams(temperature=0.0, max_tokens=12))
+    outbox: list[SequenceDelta] = []
+    readings = 'start: e\ne: e e | "a" | "b" | " "'
+    slow = engine.submit(chat("Write."), params("grammar", readings, temperature=1.0, seed=1, max_tokens=100), outbox)
+    engine.submit(*plain, outbox)
+    while engine.engine.has_work:
+        engine.engine.step(outbox)
+    (error,) = [delta.error for delta in outbox if delta.request_id == slow and delta.is_last]
+    assert isinstance(error, InvalidRequest)
+    assert "Too many items" in error.message
+    text = "".join(delta.text for delta in outbox if delta.request_id != slow)
+    assert text == answers(engine, [plain])[0][0]
 
 
 def test_an_open_object_is_json_without_blanks_to_run_on_with(engine: StructuredEngine) -> None:

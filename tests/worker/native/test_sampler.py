@@ -304,6 +304,18 @@ def test_a_row_whose_mask_does_not_come_is_given_up_and_the_others_are_sampled(a
     assert any_sampler(logits, batch).token_ids.tolist() == [3, -1, 0]
 
 
+def test_a_step_waits_for_all_its_masks_together(any_sampler: Sampler) -> None:
+    masks = token_masks([[0]] * 3, 4, is_open=False)
+    assert masks is not None
+    batch = dataclasses.replace(sampling_batch([{"temperature": 0.0}] * 3, 4), masks=masks)
+    logits = np.zeros((3, 4), np.float32)
+    assert any_sampler(logits, batch).token_ids.tolist() == [-1, -1, -1]
+    assert masks.gate[0] == -1, "the first row that gives up does so for all"
+    # Here nobody waits any more, however long one may.
+    batch = dataclasses.replace(batch, masks=dataclasses.replace(masks, wait_s=1e5))
+    assert any_sampler(logits, batch).token_ids.tolist() == [-1, -1, -1]
+
+
 def test_a_row_waits_for_its_mask(any_sampler: Sampler) -> None:
     masks = token_masks([[0]], 4, is_open=False)
     assert masks is not None

@@ -13,6 +13,7 @@ from toy_worker import Exchange, ToyLoader, ask, eventually, ids, running_worker
 
 from naru_proto.v1 import inference_pb2, worker_pb2
 from naru_worker.adapters.engine import grammar_compiler
+from naru_worker.adapters.engine.grammar_matcher import GrammarMatcher
 from naru_worker.adapters.engine.grammar_source import compile_matcher
 
 SCHEMA = json.dumps(
@@ -94,6 +95,28 @@ async def test_a_request_goes_on_where_another_worker_left_it() -> None:
         odd.prior.add(token_ids=[1])
         (delta,) = await worker.generate(odd)
         assert (delta.error.code, delta.error.param) == ("invalid_request_error", "prior")
+
+
+async def test_prior_output_of_more_choices_than_there_are_is_refused_before_anything_is_made_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+
+    def counted(*given: Any) -> GrammarMatcher:
+        made.append(given)
+        return GrammarMatcher(*given)
+
+    monkeypatch.setattr(grammar_compiler, "GrammarMatcher", counted)
+    async with running_worker(None, None, "toy") as worker:
+        request = wanted("a", regex="[xy]{5}")
+        for _ in range(500):
+            request.prior.add()
+        (delta,) = await worker.generate(request)
+        assert (delta.error.code, delta.error.param) == ("invalid_request_error", "prior")
+        assert "500 items for 1 choices" in delta.error.message
+        assert not made
+        assert re.fullmatch("[xy]{5}", text(await worker.generate(wanted("b", regex="[xy]{5}"))))
+        assert len(made) == 1
 
 
 async def test_a_held_request_is_compiled_when_its_model_is_there() -> None:

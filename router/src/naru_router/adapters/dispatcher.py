@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import time
@@ -26,6 +27,7 @@ from naru_proto.errors import (
 )
 from naru_proto.names import base_name
 from naru_proto.v1 import inference_pb2, worker_pb2
+from naru_router.adapters.admission import Admission
 from naru_router.adapters.attempt import SERVED, Attempt
 from naru_router.adapters.chooser import LOOK_AGAIN_S, Chooser, DispatchSettings
 from naru_router.adapters.course import Consumer, Course, Job, SilentConsumer
@@ -82,8 +84,13 @@ class Dispatcher:
         self.waiting = WaitingRoom(self._show_waiting)
         self._shutdown: Unavailable | None = None
 
-    async def run(self, job: Job, consumer: Consumer) -> None:
+    async def run(self, job: Job, consumer: Consumer, admission: Admission | None = None) -> None:
         """Runs a job to its end; a cancelled caller cancels it on the worker.
+
+        Args:
+            job: what to run.
+            consumer: takes its output.
+            admission: of the request that it is a part of; None: it is all of it.
 
         Raises:
             NaruError: it failed, and was not or could not be served elsewhere.
@@ -93,12 +100,10 @@ class Dispatcher:
         outcome = "failed: the router's log says why"
         try:
             # Nobody in particular has no quota.
-            ticket = await self._admit(job) if job.caller.tenant else None
-            try:
+            if job.caller.tenant:
+                await self._serve_admitted(job, consumer, trace, admission)
+            else:
                 await self._serve(job, consumer, trace)
-            finally:
-                if ticket is not None:
-                    ticket.settle(trace.num_tokens_used)
             outcome = SERVED
         except asyncio.CancelledError:
             outcome = "cancelled"
@@ -138,11 +143,22 @@ class Dispatcher:
         """Whether another model serves the name that was asked for by now."""
         return job.remake is not None and self._fleet.route_map.has_moved(job.name, job.model)
 
-    async def _admit(self, job: Job) -> QuotaTicket:
+    async def _serve_admitted(
+        self, job: Job, consumer: Consumer, trace: RequestTrace, admission: Admission | None
+    ) -> None:
         """Takes the request from its tenant's quota, once, on whichever models it ends."""
+        if admission is None:
+            with Admission(tokens_of(job)) as whole:
+                await self._serve_admitted(job, consumer, trace, whole)
+            return
+        await admission.take(functools.partial(self._admit, job))
         try:
-            has_answer = job.request.WhichOneof("task") is None
-            num_tokens = expected_tokens(job.num_tokens, job.request.sampling, has_answer=has_answer)
+            await self._serve(job, consumer, trace)
+        finally:
+            admission.add_use(trace.num_tokens_used)
+
+    async def _admit(self, job: Job, num_tokens: int) -> QuotaTicket:
+        try:
             return await self._tenancy.admit(job.caller, num_tokens)
         except QuotaExceeded:
             self._metrics.refused.labels(job.label, "quota").inc()
@@ -352,3 +368,9 @@ def _trace(job: Job) -> RequestTrace:
         priority=job.priority,
         began_s=time.monotonic(),
     )
+
+
+def tokens_of(job: Job) -> int:
+    """What a job may cost of a quota."""
+    has_answer = job.request.WhichOneof("task") is None
+    return expected_tokens(job.num_tokens, job.request.sampling, has_answer=has_answer)

@@ -5,9 +5,11 @@ Details: ErrorInfo with the code, BadRequest with the field at fault, RetryInfo 
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
+import grpc.aio
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
@@ -18,6 +20,8 @@ from naru_router.core.errors import error_shape
 DOMAIN = "naru.dev"
 """Of ErrorInfo: whose codes these are."""
 METADATA_DETAILS = "grpc-status-details-bin"
+FORGET_S = 0.1
+"""After which nobody looks at the exception that ended a call any more."""
 
 
 async def abort(context: Any, error: NaruError) -> None:
@@ -30,7 +34,18 @@ async def abort(context: Any, error: NaruError) -> None:
     text = f"{error.param}: {error.message}" if error.param else error.message
     text = text.encode("utf-8", "replace").decode("utf-8")
     details = status_details(error, status.value[0], text).SerializeToString()
-    await context.abort(status, text, ((names.METADATA_ERROR_CODE, error.code), (METADATA_DETAILS, details)))
+    _forget(error)
+    try:
+        await context.abort(status, text, ((names.METADATA_ERROR_CODE, error.code), (METADATA_DETAILS, details)))
+    except grpc.aio.AbortError as aborted:
+        # The call keeps it, and its traceback's frames keep the call: a ring with all of the request in it, which the
+        # garbage collector would find late. It is done with in a moment.
+        asyncio.get_running_loop().call_later(FORGET_S, _forget, aborted)
+        raise
+
+
+def _forget(error: BaseException) -> None:
+    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 def status_details(error: NaruError, code: int, text: str) -> Any:

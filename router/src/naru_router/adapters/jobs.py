@@ -28,6 +28,7 @@ from naru_router.adapters.worker_requests import ask_for, new_request, num_choic
 from naru_router.core.chat_request import ChatCall, ChatMessage
 from naru_router.core.completion_request import Prompt
 from naru_router.core.envelope import NO_ENVELOPE, Envelope
+from naru_router.core.model_tasks import check_task
 from naru_router.core.prompt_size import check_prompt_size
 from naru_router.core.route_map import Service
 from naru_router.core.routing.ring import KEY_PREFIX_CHARS, route_key
@@ -44,12 +45,6 @@ _NOWHERE = (Unavailable, LoadError, Overloaded)
 """Of a model that cannot be served, or that as many wait for as may: another one that stands in for it may be asked."""
 _key_root = functools.lru_cache(maxsize=4096)(key_root)
 _shared_key_root = functools.lru_cache(maxsize=4096)(shared_key_root)
-_DOES = {
-    "generate": "generates text",
-    "embed": "makes vectors",
-    "score": "scores pairs of texts",
-    "tensors": "computes tensors",
-}
 NO_SAMPLING = inference_pb2.SamplingParams()
 """Of requests that generate nothing; never changed."""
 _OVER = (Cancelled, DeadlineExceeded)
@@ -109,7 +104,7 @@ class JobMaker:
 
     async def _chat(self, asked: _Asked, call: ChatCall, service: Service | None) -> Job:
         service, info = await self._facts_of(asked, service)
-        _check_task(asked.name, info, "generate")
+        check_task(asked.name, info, "generate")
         model = base_name(service.model.name)
         style = style_of(info.chat_template)
         planned = plan_prompt(style, call, info.chat_template)
@@ -194,7 +189,7 @@ class JobMaker:
             service = self._fleet.route_map.resolve(asked.name, asked.envelope.caller, asked.pick)
         info = self._fleet.route_map.info(service.model.name)
         if info is not None:
-            _check_task(asked.name, info, "generate")
+            check_task(asked.name, info, "generate")
             check_prompt_size(prompt, info.max_model_len, param="prompt")
 
         async def remake(other: Service | None) -> Job:
@@ -210,6 +205,7 @@ class JobMaker:
         ring_parts: Sequence[str],
         num_tokens: int,
         envelope: Envelope = NO_ENVELOPE,
+        split_parts: Sequence[str] = (),
     ) -> Job:
         """The job of a request that generates nothing: vectors, scores, tensors, tokens.
 
@@ -220,13 +216,14 @@ class JobMaker:
             ring_parts: equal for requests that belong together.
             num_tokens: it computes, about.
             envelope: who asks, and how.
+            split_parts: equal for the jobs of one call, so that a split gives them to one model; empty: the ring's.
 
         Raises:
             ModelNotFound: no such model.
             InvalidRequest: the model cannot do that.
             NaruError: what it can do is not known, and it could not be loaded in time.
         """
-        asked = self._asked(name, NO_SAMPLING, envelope, ring_parts)
+        asked = self._asked(name, NO_SAMPLING, envelope, ring_parts, split_parts)
         return await self._made(asked, lambda service: self._task(asked, task, fill, num_tokens, service))
 
     async def _task(
@@ -238,7 +235,7 @@ class JobMaker:
         service: Service | None,
     ) -> Job:
         service, info = await self._facts_of(asked, service)
-        _check_task(asked.name, info, task)
+        check_task(asked.name, info, task)
 
         async def remake(other: Service | None) -> Job:
             return await self._task(asked, task, fill, num_tokens, other)
@@ -247,6 +244,8 @@ class JobMaker:
         request = worker_pb2.GenerateRequest(
             model=model, priority=envelope.priority, tenant=caller.tenant, tenant_weight=caller.weight
         )
+        if caller.tenant:
+            request.cache_salt = cache_scope(caller, service.entry)[0]
         fill(request, info)
         return Job(
             model,
@@ -266,11 +265,19 @@ class JobMaker:
         )
 
     def _asked(
-        self, name: str, sampling: inference_pb2.SamplingParams, envelope: Envelope, ring_parts: Sequence[str]
+        self,
+        name: str,
+        sampling: inference_pb2.SamplingParams,
+        envelope: Envelope,
+        ring_parts: Sequence[str],
+        split_parts: Sequence[str] = (),
     ) -> _Asked:
         parts = [envelope.session] if envelope.session else ring_parts
         deadline_s = time.monotonic() + envelope.timeout_s if envelope.timeout_s else math.inf
-        pick = pick_of(route_key("", parts), self._fleet.seed) if self._fleet.route_map.has_splits else 0.0
+        pick = 0.0
+        if self._fleet.route_map.has_splits:
+            alike = parts if envelope.session else split_parts or parts
+            pick = pick_of(route_key("", alike), self._fleet.seed)
         return _Asked(name, sampling, envelope, deadline_s, parts, pick)
 
     def _job(
@@ -356,15 +363,6 @@ class JobMaker:
                 return service, info
             if is_given:
                 raise Unavailable(f"the model {name!r} has just changed; send the request again")
-
-
-def _check_task(name: str, info: ModelInfoRecord, task: str) -> None:
-    if task and task not in info.tasks:
-        does = " and ".join(_DOES.get(each, each) for each in info.tasks) or "does nothing"
-        raise InvalidRequest(
-            f"the model {name!r} {does}, and this request needs one that {_DOES[task]}; GET /v1/models tells of each",
-            param="model",
-        )
 
 
 def _rest_s(deadline_s: float) -> float:

@@ -11,8 +11,9 @@ from naru_proto.errors import InternalError, InvalidRequest, NaruError
 from naru_proto.registry import ModelInfoRecord
 from naru_proto.v1 import worker_pb2
 from naru_proto.v1.worker_pb2 import Tensor
+from naru_router.adapters.admission import Admission
 from naru_router.adapters.course import Consumer, Job
-from naru_router.adapters.dispatcher import Dispatcher
+from naru_router.adapters.dispatcher import Dispatcher, tokens_of
 from naru_router.adapters.http.consumers import AnswerConsumer
 from naru_router.adapters.http.task_consumer import TaskConsumer
 from naru_router.adapters.jobs import JobMaker
@@ -185,7 +186,9 @@ class OipCalls:
 
     async def _run(self, jobs: Sequence[Job], consumers: Sequence[_RoutedConsumer], on_job: OnJob) -> None:
         on_job(jobs[0], consumers[0])
-        await all_or_none([self._dispatcher.run(job, c) for job, c in zip(jobs, consumers, strict=True)])
+        with Admission(sum(map(tokens_of, jobs))) as admission:
+            run = self._dispatcher.run
+            await all_or_none([run(job, each, admission) for job, each in zip(jobs, consumers, strict=True)])
 
     async def run(self, job: Job, consumer: Consumer) -> None:
         """Runs the job of a stream.

@@ -1,4 +1,5 @@
 """How large a regular expression is with its counted repetitions written out: what nested ones cost, told beforehand.
+And where such expressions stand in a JSON Schema and in a Lark grammar.
 
 Used by the grammar compiler, before the grammar library looks at a pattern. An estimate: it reads just enough of the
 syntax to multiply what `{m,n}` repeats.
@@ -6,11 +7,23 @@ syntax to multiply what `{m,n}` repeats.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 _COUNT = re.compile(r"\{(\d{1,9})?(?:,(\d{0,9}))?\}")
 _CODE = re.compile(r"\\[pPxuU]\{[^}]*\}")
+_LARK_PART = re.compile(
+    r'"(?:\\.|[^"\\\n])*+"?'
+    r"|//[^\n]*|\#[^\n]*"
+    r"|/(?P<pattern>(?:\\.|[^/\\])++)(?:/|\\?\Z)"
+    r"|%json\s*(?P<schema>)",
+    re.DOTALL,
+)
+"""Of a grammar: a text, a remark, a pattern, or what a schema follows. What is none of these has no pattern. What is
+opened and not closed is taken to its end, so that nothing is read twice."""
+_JSON = json.JSONDecoder()
 _MOST = 10**12
 
 
@@ -53,6 +66,25 @@ def patterns_of_schema(schema: Any) -> list[str]:
             if isinstance(item.get("patternProperties"), dict):
                 found += item["patternProperties"]
     return found
+
+
+def patterns_of_lark(lark: str) -> Iterator[str]:
+    """All patterns of a Lark grammar: those between slashes, and those of the schemas that stand in it.
+
+    Raises:
+        RecursionError: a schema is nested too deeply.
+    """
+    place = 0
+    while (part := _LARK_PART.search(lark, place)) is not None:
+        place = part.end()
+        if part["pattern"] is not None:
+            yield part["pattern"]
+        elif part["schema"] is not None:
+            try:
+                schema, place = _JSON.raw_decode(lark, place)
+            except ValueError:
+                continue  # for the library to refuse
+            yield from patterns_of_schema(schema)
 
 
 def _times(count: re.Match[str]) -> int:

@@ -45,10 +45,19 @@ def limit_of_ids(config: SchedulerConfig) -> int:
     return TOKEN_ID_LIMIT if config.vocab_size is None else config.vocab_size
 
 
+def check_num_prior(num_prior: int, num_choices: int) -> None:
+    """Passes or raises: prior output is there for each choice, or for none.
+
+    Raises:
+        InvalidRequest: it is there for some, or for more than there are.
+    """
+    if num_prior not in (0, num_choices):
+        raise InvalidRequest(f"prior has {num_prior} items for {num_choices} choices; send one for each", param="prior")
+
+
 def _check_prior(request: Request, config: SchedulerConfig) -> None:
     params, prior = request.params, request.prior
-    if len(prior) != params.n:
-        raise InvalidRequest(f"prior has {len(prior)} items for {params.n} choices; send one for each", param="prior")
+    check_num_prior(len(prior), params.n)
     if all(each.is_finished for each in prior):
         raise InvalidRequest("every choice of prior is finished; nothing is left to generate", param="prior")
     if params.prompt_logprobs is not None and (prior[0].token_ids or prior[0].is_finished):

@@ -12,8 +12,10 @@ from naru_proto.errors import InvalidRequest
 
 MAX_SCHEMA_BYTES = 256 * 1024
 """Longest JSON Schema; half a second of compilation is not far behind."""
-MAX_GRAMMAR_BYTES = 64 * 1024
-"""Longest regular expression or grammar, and all choices together."""
+MAX_GRAMMAR_BYTES = 256 * 1024
+"""Longest grammar; one that holds the schemas of an agent's forty tools has a hundred kilobytes."""
+MAX_TEXT_BYTES = 64 * 1024
+"""Longest regular expression, and all choices together."""
 MAX_CHOICES = 2000
 """Most texts of a choice."""
 
@@ -25,6 +27,14 @@ class StructuredKind(enum.Enum):
     REGEX = "regex"
     CHOICE = "choice"
     GRAMMAR = "grammar"
+
+
+_MAX_BYTES = {
+    StructuredKind.JSON_SCHEMA: MAX_SCHEMA_BYTES,
+    StructuredKind.REGEX: MAX_TEXT_BYTES,
+    StructuredKind.CHOICE: MAX_TEXT_BYTES,
+    StructuredKind.GRAMMAR: MAX_GRAMMAR_BYTES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class StructuredOutput:
                 )
         elif not self.texts[0].strip():
             raise InvalidRequest(f"the {self.kind.value} is empty; write one, or leave it out", param=self.param)
-        most = MAX_SCHEMA_BYTES if self.kind is StructuredKind.JSON_SCHEMA else MAX_GRAMMAR_BYTES
+        most = _MAX_BYTES[self.kind]
         num_bytes = sum(len(text.encode(errors="replace")) for text in self.texts)
         if num_bytes > most:
             raise InvalidRequest(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
+from naru_router.adapters.admission import Admission
 from naru_router.adapters.course import Consumer, Job
+from naru_router.adapters.dispatcher import tokens_of
 from naru_router.adapters.http.consumers import AnswerConsumer, StreamConsumer
 from naru_router.adapters.http.generation import Exchange, GenerationEndpoint
 from naru_router.adapters.http.responses import send_json
@@ -84,8 +86,10 @@ class CompletionEndpoint(GenerationEndpoint):
         send_json(exchange.reply, 200, reply, exchange.route_headers(consumers))
 
     async def _run_all(self, jobs: Sequence[Job], consumers: Sequence[Consumer]) -> None:
-        works = [self._edge.dispatcher.run(job, consumer) for job, consumer in zip(jobs, consumers, strict=True)]
-        await _all_or_none(works)
+        run = self._edge.dispatcher.run
+        with Admission(sum(map(tokens_of, jobs))) as admission:
+            works = [run(job, consumer, admission) for job, consumer in zip(jobs, consumers, strict=True)]
+            await _all_or_none(works)
 
 
 async def _all_or_none(works: list[Coroutine[None, None, None]]) -> None:

@@ -11,13 +11,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from naru_proto.errors import InvalidRequest, NaruError
+from naru_proto.errors import InvalidRequest, NaruError, Unavailable
 from naru_proto.registry import ModelInfoRecord
 from naru_proto.v1 import worker_pb2
+from naru_router.adapters.admission import Admission
 from naru_router.adapters.http.generation import Exchange
 from naru_router.adapters.http.task_consumer import TaskConsumer
 from naru_router.core.completion_request import Prompt
 from naru_router.core.embedding_request import EmbeddingCall, PoolingOptions, cut, size_of
+from naru_router.core.model_tasks import check_task
 from naru_router.core.rerank_request import Pair
 from naru_router.core.usage import TokenUsage
 from naru_router.core.vectors import FLOAT_BYTES, cosine, floats
@@ -41,7 +43,16 @@ class Pooled:
     usage: TokenUsage = field(default_factory=TokenUsage)
 
     def add(self, consumer: TaskConsumer) -> None:
-        """Takes a job's."""
+        """Takes a job's.
+
+        Raises:
+            Unavailable: another model has answered than for the jobs before: their numbers are not comparable.
+        """
+        first = self.consumers[0] if self.consumers else consumer
+        if (consumer.answers_as, consumer.revision) != (first.answers_as, first.revision):
+            raise Unavailable(
+                "two models have answered parts of this call, as one gives way to the other; send it again"
+            )
         self.consumers.append(consumer)
         self.usage += consumer.usage
 
@@ -69,14 +80,14 @@ async def embed(call: EmbeddingCall, exchange: Exchange, pooled: Pooled) -> list
                 _add(task, prompt)
 
         num_tokens = sum(map(_num_tokens, inputs))
-        key = str(inputs[0][:KEY_CHARS])
-        consumer = await _run(
-            exchange, call.model, "embed", fill, key, num_tokens, _renamed(lambda i: f"input[{first + i}]")
-        )
+        keys = str(inputs[0][:KEY_CHARS]), str(call.inputs[0][:KEY_CHARS])
+        part = _Part(call.model, "embed", fill, keys, num_tokens, _renamed(lambda i: f"input[{first + i}]"))
+        consumer = await _run(exchange, part, admission)
         pooled.add(consumer)
         return consumer.vectors(len(inputs))
 
-    parts = await all_or_none([run(*bounds) for bounds in cut([size_of(prompt) for prompt in call.inputs])])
+    with Admission(sum(map(_num_tokens, call.inputs))) as admission:
+        parts = await all_or_none([run(*bounds) for bounds in cut([size_of(prompt) for prompt in call.inputs])])
     return [vector for part in parts for vector in part]
 
 
@@ -111,13 +122,16 @@ async def score(
 
         num_tokens = sum(len(a) + len(b) for a, b in part) // BYTES_PER_TOKEN
         rename = _renamed(lambda i: names(first + i) if is_scorer else names(first + _pair_of(part, list(texts)[i])))
-        consumer = await _run(exchange, model, "", fill, part[0][0][:KEY_CHARS], num_tokens, rename)
+        keys = part[0][0][:KEY_CHARS], pairs[0][0][:KEY_CHARS]
+        consumer = await _run(exchange, _Part(model, "", fill, keys, num_tokens, rename), admission)
         pooled.add(consumer)
         if is_scorer:
             return [_one(values, model) for values in consumer.vectors(len(part))]
         return await _cosines(part, texts, consumer.vectors(len(texts)))
 
-    parts = await all_or_none([run(*bounds) for bounds in cut([len(a) + len(b) for a, b in pairs])])
+    sizes = [len(a) + len(b) for a, b in pairs]
+    with Admission(sum(sizes) // BYTES_PER_TOKEN) as admission:
+        parts = await all_or_none([run(*bounds) for bounds in cut(sizes)])
     return [value for part in parts for value in part]
 
 
@@ -133,23 +147,28 @@ async def all_or_none(works: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
     return [task.result() for task in tasks]
 
 
-async def _run(
-    exchange: Exchange,
-    model: str,
-    task: str,
-    fill: Callable[[worker_pb2.GenerateRequest, ModelInfoRecord], None],
-    key: str,
-    num_tokens: int,
-    rename: Callable[[NaruError], None],
-) -> TaskConsumer:
-    edge = exchange.edge
-    job = await edge.jobs.task(model, task, fill, [key], num_tokens, exchange.envelope)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one job is to do."""
+
+    model: str
+    task: str
+    fill: Callable[[worker_pb2.GenerateRequest, ModelInfoRecord], None]
+    keys: tuple[str, str]
+    """What the job begins with, and what the whole call does."""
+    num_tokens: int
+    rename: Callable[[NaruError], None]
+
+
+async def _run(exchange: Exchange, part: _Part, admission: Admission) -> TaskConsumer:
+    edge, (key, call_key) = exchange.edge, part.keys
+    job = await edge.jobs.task(part.model, part.task, part.fill, [key], part.num_tokens, exchange.envelope, [call_key])
     exchange.model = job.label
     consumer = TaskConsumer()
     try:
-        await edge.dispatcher.run(job, consumer)
+        await edge.dispatcher.run(job, consumer, admission)
     except NaruError as error:
-        rename(error)
+        part.rename(error)
         raise
     return consumer
 
@@ -195,8 +214,7 @@ def _fill_pairs(
         for text in texts:
             task.inputs.add(text=text)
     else:
-        can = " and ".join(info.tasks) or "nothing"
-        raise InvalidRequest(f"the model {model!r} can {can}, not score or embed; name another model", param="model")
+        check_task(model, info, "score")
 
 
 def _add(task: worker_pb2.PoolingTask, prompt: Prompt) -> None:

@@ -231,9 +231,10 @@ class ModelEngine:
         results = row_results(built.plan, built.wanted, self._runner.run(built.batch, built.sampling))
         if built.masks is None:
             return results
-        if not built.masks.is_done:
+        is_done = built.masks.is_done
+        if not is_done:
             self._samplings.forget()  # its masks are still written to
-        return end_masks(built.masks, built.plan, results)
+        return end_masks(built.masks, built.plan, results, is_done=is_done)
 
     def _drop_held(self, outbox: Outbox) -> None:
         """Gives up a held step when all its requests were cancelled: its weights may never come."""

@@ -1,7 +1,8 @@
 """Matchers for the requests of one model: each grammar is compiled once, and kept while others do not need its place.
 
 Called by the server in the asyncio thread; the work is done in threads. Refusals are kept as well, so that a client who
-sends the same broken schema again and again costs nothing.
+sends the same broken schema again and again costs nothing. One that took too long is not kept: the machine may have
+been busy.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ BUILD_LIMIT_S = 60.0
 """Of a vocabulary, the first time that a model is asked for structured output."""
 MOST_PRIOR_INLINE = 32
 """So few tokens of prior output are taken at once; more are taken in a thread."""
+MOST_COPIES_INLINE = 8
+"""So few matchers are made at once; that of a large grammar takes two milliseconds."""
 
 _Key = tuple[StructuredKind, tuple[str, ...]]
 
@@ -90,7 +93,8 @@ class GrammarCompiler:
                 take_prior(matcher, each)
             return made
 
-        if sum(len(each.token_ids) for each in prior) <= MOST_PRIOR_INLINE:
+        num_prior_tokens = sum(len(each.token_ids) for each in prior)
+        if num_choices <= MOST_COPIES_INLINE and num_prior_tokens <= MOST_PRIOR_INLINE:
             return make()
         return await asyncio.to_thread(make)
 
@@ -119,6 +123,7 @@ class GrammarCompiler:
         try:
             return await self._room.threads.run(lambda: compile_matcher(vocabulary, wish), self._limit_s)
         except TimeoutError as exc:
+            self._kept.pop((wish.kind, wish.texts), None)
             raise InvalidRequest(
                 f"the {wish.kind.value} takes more than {self._limit_s:g} s to compile; make it simpler",
                 param=wish.param,

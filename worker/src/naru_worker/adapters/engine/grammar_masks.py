@@ -22,8 +22,11 @@ from naru_worker.core.step import Row, RowResult, StepPlan
 
 _log = logging.getLogger(__name__)
 
-MASK_WAIT_S = 5.0
-"""A step waits so long for its masks. The library's limits end each of them within some tens of milliseconds."""
+MASK_WAIT_S = 2.0
+"""A step waits so long for all its masks together. Limits end each of them within ten milliseconds, most in a tenth of
+one; the rest is for a machine that has no core to spare."""
+GIVEN_UP = -1
+"""The token of a row whose mask was waited for in vain."""
 LATE = "its grammar takes too long for a single token; make it simpler"
 
 
@@ -57,8 +60,8 @@ class MaskJob:
 
     @property
     def is_done(self) -> bool:
-        """Whether the gate is open."""
-        return bool(self.masks.gate[0])
+        """Whether the masks are written; else a thread may still be at work on them and on the matchers."""
+        return bool(self.masks.gate[0] > 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,20 +93,28 @@ def begin_masks(thread: MaskThread, matchers: Items[GrammarMatcher], masks: Toke
     return job
 
 
-def end_masks(job: MaskJob, plan: StepPlan, results: list[RowResult]) -> list[RowResult]:
-    """The results of a step that was run, without tokens for sequences whose matcher has failed."""
-    if not job.is_done or job.failure:
+def end_masks(job: MaskJob, plan: StepPlan, results: list[RowResult], *, is_done: bool) -> list[RowResult]:
+    """The results of a step that was run, without tokens for sequences whose matcher has failed.
+
+    `is_done`: as read after the step; it may become so at any time.
+    """
+    failure = job.failure if is_done else LATE
+    if failure:
         # A matcher that is still at work is not to be asked anything.
         for matcher in job.matchers:
-            matcher.failure = job.failure or LATE
-    elif not job.has_failed:
+            matcher.failure = failure
+    elif not job.has_failed and not any([result.token_id == GIVEN_UP for result in results]):
         return results
     return [_checked(row, result) for row, result in zip(plan.rows, results, strict=True)]
 
 
 def _checked(row: Row, result: RowResult) -> RowResult:
     matcher = row.sequence.matcher
-    return RowResult(None) if row.samples and matcher is not None and matcher.failure else result
+    if not isinstance(matcher, GrammarMatcher) or not row.samples:
+        return result
+    if result.token_id == GIVEN_UP and not matcher.failure:
+        matcher.failure = LATE  # its mask came when nobody waited for it any more
+    return RowResult(None) if matcher.failure else result
 
 
 def make_masks(rows: Items[GrammarMatcher | None]) -> TokenMasks:

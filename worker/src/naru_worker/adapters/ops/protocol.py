@@ -97,13 +97,13 @@ class BatchInputs:
 class TokenMasks:
     """Which tokens some rows may draw: bits that another thread writes while the forward pass runs.
 
-    A backend looks at them when `gate` is no longer 0, at the earliest. A row whose mask is not there after `wait_s`
-    is given up: its token is -1.
+    A backend looks at them when `gate` is 1, and waits for that. When it has waited for `wait_s` it sets -1, and gives
+    up all rows that come to it: their token is -1. The writer may open the gate even then, for rows that come later.
     """
 
     rows: Int32Array  # (R,) which mask; -1: none
     words: npt.NDArray[np.uint32]  # (masks, W) bit i % 32 of word i // 32: token i may be drawn; 32 W >= vocab_limit
-    gate: Int32Array  # (1,)
+    gate: Int32Array  # (1,) 0: closed, 1: open, -1: given up
     wait_s: float
 
 

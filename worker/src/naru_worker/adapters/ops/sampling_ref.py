@@ -67,13 +67,14 @@ def uniform(seed: int, counter: int) -> float:
 
 
 def await_masks(masks: TokenMasks) -> bool:
-    """Waits until the masks are written; False: it took too long."""
+    """Waits until the masks are written; False: it took too long, for this row and for all that ask later."""
     deadline_s = time.monotonic() + masks.wait_s
     while masks.gate[0] == 0:
         if time.monotonic() > deadline_s:
-            return False
+            masks.gate[0] = -1
+            break
         time.sleep(0.0001)
-    return True
+    return bool(masks.gate[0] > 0)
 
 
 def mask_of(batch: SamplingBatch, row: int) -> npt.NDArray[np.bool_] | None:

@@ -17,6 +17,7 @@ from naru_worker.adapters.server.keeper import INLINE_CHARS, Aside, Asked, Keepe
 from naru_worker.adapters.server.prompt import Prompt, read_prompt
 from naru_worker.adapters.server.stream import LiveRequest
 from naru_worker.core.request import Request
+from naru_worker.core.request_check import check_num_prior
 from naru_worker.core.request_limits import check_prior, check_prompt_text, resolve_params
 from naru_worker.core.structured import StructuredOutput
 from naru_worker.core.token_matcher import TokenMatcher
@@ -108,9 +109,9 @@ async def _prepare(
         raise InvalidRequest(f"model {model.name!r} has no structured output; leave it out", param=wish.param)
     prior = wire.prior_from_wire(asked.message)
     check_prior(prior, model.limits)
+    check_num_prior(len(prior), asked.params.n)  # before there is a matcher for each
     prompt = read_prompt(model, asked.message) if inline else await asyncio.to_thread(read_prompt, model, asked.message)
-    num_choices = max(asked.params.n, len(prior))  # whether they fit together is checked later
-    return prompt, await model.grammars.matchers(wish, num_choices, prior)
+    return prompt, await model.grammars.matchers(wish, asked.params.n, prior)
 
 
 def check_can(model: LoadedModel, task: str) -> None:

@@ -1,19 +1,16 @@
 #include "sampler.h"
 
 #include <immintrin.h>
-#include <time.h>
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 
-#include "readiness.h"
 #include "simd.h"
+#include "token_masks.h"
 
 namespace naru {
 namespace {
 
-constexpr float kMinusInf = -__builtin_inff();
 constexpr float kLowestLogprob = -9999.f;
 constexpr float kGreedyBelow = 1e-5f;
 constexpr int kBins = 2048;
@@ -22,6 +19,7 @@ struct Scratch {
   float* logits;    // processed
   double* weights;  // exp((logit - top) / temperature)
   int32_t* ids;     // candidates of the deciding bin
+  int32_t* places;  // where what was gathered came from
   uint16_t* bins;   // bin of each id
   double* mass;     // [kBins]
   int32_t* counts;  // [kBins]
@@ -34,31 +32,10 @@ Scratch carve(uint8_t* p, int vocab) {
   s.mass = s.weights + n;
   s.logits = reinterpret_cast<float*>(s.mass + kBins);
   s.ids = reinterpret_cast<int32_t*>(s.logits + n);
-  s.counts = s.ids + n;
+  s.places = s.ids + n;
+  s.counts = s.places + n;
   s.bins = reinterpret_cast<uint16_t*>(s.counts + kBins);
   return s;
-}
-
-// NaN counts as impossible; +inf as the largest number, so that differences stay defined.
-float clean(float x) { return x != x ? kMinusInf : x > FLT_MAX ? FLT_MAX : x; }
-
-void clean_copy(const float* x, int n, float* out) {
-  for (int i = 0; i < n; ++i) out[i] = clean(x[i]);
-}
-
-// As clean_copy, but what the mask does not allow is impossible.
-void masked_copy(const float* x, const uint32_t* mask, int n, float* out) {
-  for (int first = 0; first < n; first += 32) {
-    const uint32_t bits = mask[first / 32];
-    const int count = std::min(32, n - first);
-    if (bits == 0) {
-      for (int i = 0; i < count; ++i) out[first + i] = kMinusInf;
-    } else if (bits == ~uint32_t{0}) {
-      clean_copy(x + first, count, out + first);
-    } else {
-      for (int i = 0; i < count; ++i) out[first + i] = (bits >> i & 1) != 0 ? clean(x[first + i]) : kMinusInf;
-    }
-  }
 }
 
 // The best id, lowest on ties; NaN never wins. 0 when every logit is -inf or NaN.
@@ -72,28 +49,6 @@ int argmax(const float* x, int n) {
   for (i = 0; i < n; ++i)
     if (x[i] == top) return i;
   return 0;
-}
-
-// The same among what the mask allows; -1 when none of it is possible. Words of the mask that are empty cost no reading.
-int masked_argmax(const float* x, const uint32_t* mask, int n) {
-  float top = kMinusInf;
-  int at = -1;
-  for (int first = 0; first < n; first += 32) {
-    uint32_t bits = mask[first / 32];
-    if (bits == 0) continue;
-    const int count = std::min(32, n - first);
-    if (bits == ~uint32_t{0} && count == 32) {
-      const V16 low = load16(x + first), high = load16(x + first + 16);
-      if (!(hmax16(max16(low, max16(high, set16(kMinusInf)))) > top)) continue;
-    }
-    for (; bits != 0; bits &= bits - 1) {
-      const int i = first + __builtin_ctz(bits);
-      if (i >= n || !(x[i] > top)) continue;
-      top = x[i];
-      at = i;
-    }
-  }
-  return at;
 }
 
 uint64_t mix(uint64_t z) {
@@ -255,7 +210,13 @@ bool is_banned(const SamplingInputs& in, int row, int id) {
   return banned;
 }
 
-bool is_in(const uint32_t* mask, int id) { return mask == nullptr || (mask[id / 32] >> (id % 32) & 1) != 0; }
+// Whether some banned id could be drawn.
+bool bans_any(const SamplingInputs& in, int row, const uint32_t* mask) {
+  bool bans = false;
+  for (int i = in.banned_start[row]; i < in.banned_start[row + 1]; ++i)
+    bans = bans || (in.banned_ids[i] < in.vocab_limit && is_in(mask, in.banned_ids[i]));
+  return bans;
+}
 
 // When nothing is possible: the lowest id of the mask that is not banned, else the lowest of the mask, else 0.
 int first_allowed(const SamplingInputs& in, int row, const uint32_t* mask) {
@@ -266,26 +227,10 @@ int first_allowed(const SamplingInputs& in, int row, const uint32_t* mask) {
   return 0;
 }
 
-// Waits until the masks are written. Most often they are: a forward pass takes longer. False: it took too long.
-bool await_masks(const SamplingInputs& in) {
-  const auto is_open = [&in] { return __atomic_load_n(in.mask_gate, __ATOMIC_ACQUIRE) != 0; };
-  for (int spins = 0; spins < 1000; ++spins) {
-    if (is_open()) return true;
-    _mm_pause();
-  }
-  const int64_t deadline_ns = monotonic_ns() + int64_t{1000000} * in.mask_wait_ms;
-  while (!is_open()) {
-    if (monotonic_ns() > deadline_ns) return false;
-    // Whoever writes them may want this core; there is nobody to wake a sleeper on a lock.
-    const timespec pause{0, 20000};
-    nanosleep(&pause, nullptr);
-  }
-  return true;
-}
-
-int draw(const SamplingInputs& in, int row, const Scratch& s, int best) {
-  const int n = in.vocab_limit;
+int draw(const SamplingInputs& in, int row, const uint32_t* mask, const Scratch& s, int best) {
   const float top = s.logits[best];
+  const int gathered = mask == nullptr ? 0 : gather(s.logits, s.places, mask, in.vocab_limit);
+  const int n = gathered > 0 ? gathered : in.vocab_limit;
   const double temperature = static_cast<double>(in.temperature[row]);
   weigh(s, n, top, temperature);
   count_bins(s, n, top, temperature);
@@ -299,13 +244,13 @@ int draw(const SamplingInputs& in, int row, const Scratch& s, int best) {
   }
   const double goal = uniform(in.seed[row], in.counter[row]) * kept.mass;
   walk(s, n, Draw{kept.count, goal}, &last);
-  return last >= 0 ? last : best;
+  return last < 0 ? best : gathered > 0 ? s.places[last] : last;
 }
 
 int choose(const SamplingInputs& in, int row, const float* logits, const uint32_t* mask, const Scratch& s) {
   const int n = in.vocab_limit;
   const bool edits = in.penalty_start[row] != in.penalty_start[row + 1] ||
-                     in.bias_start[row] != in.bias_start[row + 1] || in.banned_start[row] != in.banned_start[row + 1];
+                     in.bias_start[row] != in.bias_start[row + 1] || bans_any(in, row, mask);
   const bool greedy = in.temperature[row] < kGreedyBelow || in.top_k[row] == 1 || in.top_p[row] == 0.f ||
                       in.min_p[row] == 1.f;
   if (greedy && !edits) {
@@ -319,7 +264,7 @@ int choose(const SamplingInputs& in, int row, const float* logits, const uint32_
   apply_bias_and_penalties(in, row, s.logits);
   const int best = argmax(s.logits, n);
   if (s.logits[best] == kMinusInf) return first_allowed(in, row, mask);
-  return greedy ? best : draw(in, row, s, best);
+  return greedy ? best : draw(in, row, mask, s, best);
 }
 
 // Raw log-probabilities: the log of the sum of exponentials, and the top k by insertion.
@@ -376,7 +321,7 @@ double uniform(uint64_t seed, uint64_t counter) {
 
 size_t sampler_scratch_bytes(int vocab) {
   const size_t n = (static_cast<size_t>(vocab) + 63) & ~size_t{63};
-  return n * (sizeof(double) + sizeof(float) + sizeof(int32_t) + sizeof(uint16_t)) +
+  return n * (sizeof(double) + sizeof(float) + 2 * sizeof(int32_t) + sizeof(uint16_t)) +
          kBins * (sizeof(double) + sizeof(int32_t)) + 64;
 }
 

@@ -31,10 +31,10 @@ struct SamplingInputs {
   // Token masks, which another thread may still be writing. Null mask_rows: no row has one.
   const int32_t* mask_rows;  // row of `masks`, -1: none
   const uint32_t* masks;     // [num_masks, mask_words]; bit i % 32 of word i / 32: token i may be drawn
-  const int32_t* mask_gate;  // 0 until the masks are written
+  int32_t* mask_gate;        // 0; 1 when the masks are written, -1 when they took too long for a row
   int32_t num_masks;
   int32_t mask_words;
-  int32_t mask_wait_ms;  // a row is given up, with token -1, when its mask takes longer
+  int32_t mask_wait_ms;  // rows are given up, with token -1, when their masks take longer; all wait this long together
 };
 
 struct SamplingOutputs {
