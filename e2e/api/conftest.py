@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,19 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "local" / "support"))
 
 from every_kind import MANIFESTS, write_doubler
 from running_naru import RunningNaru
+
+LONG = {"test_examples.py", "test_stories.py", "test_fuzz.py"}
+"""With `make test-api`: minutes, most of them the start of clients."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves the long ones out where they are not asked for."""
+    if os.environ.get("NARU_E2E"):
+        return
+    skip = pytest.mark.skip(reason="long: run `make test-api`, or set NARU_E2E=1")
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name in LONG:
+            item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ TENANTS = {
     "heavy": {"weight": 3},
     "urgent": {"topPriority": -10},
 }
-ANSWER_TOKENS = 4
+ANSWER_TOKENS = 12
 
 
 class Counter:

@@ -25,9 +25,11 @@ from naru_router.adapters.http.messages import HttpRequest
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     gc.collect()
+    gc.freeze()  # what other tests have left needs no looking through
     gc.disable()
     yield
     gc.enable()
+    gc.unfreeze()
 
 
 def samples() -> Iterator[Row]:
