@@ -24,9 +24,9 @@ from bench.measure import wait_until_serving
 from bench.servers import Server
 
 NUM_STREAMS = 64
-NUM_CHATS = 192
+NUM_CHATS = 448
 MAX_TOKENS = 24
-NUM_ROUNDS = 4
+NUM_ROUNDS = 3
 WORDS = "river stone garden winter letter window market bridge forest candle harbor silver".split()
 CHATS = "/v1/chat/completions"
 
