@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from naru_proto.errors import InternalError, InvalidRequest, NaruError
@@ -18,6 +18,7 @@ from naru_router.adapters.http.consumers import AnswerConsumer
 from naru_router.adapters.http.task_consumer import TaskConsumer
 from naru_router.adapters.jobs import JobMaker
 from naru_router.adapters.oip_repository import OipRepository
+from naru_router.adapters.together import all_or_none
 from naru_router.core.envelope import Envelope
 from naru_router.core.oip.calls import InferCall
 from naru_router.core.oip.tensors import check_inputs, check_outputs
@@ -222,16 +223,3 @@ class Count:
             self._repository.counts.served(self._model, self.num_inputs, took_s, time.time())
         elif issubclass(kind, (NaruError, asyncio.CancelledError)):
             self._repository.counts.failed(self._model, took_s)
-
-
-async def all_or_none(works: list[Coroutine[None, None, None]]) -> None:
-    """Runs all at once; the first failure cancels the others and is raised."""
-    if len(works) == 1:
-        await works[0]
-        return
-    try:
-        async with asyncio.TaskGroup() as group:
-            for work in works:
-                group.create_task(work)
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None

@@ -135,17 +135,27 @@ def read_stream(fields: Fields) -> tuple[bool, bool]:
     Raises:
         InvalidRequest: wrong types, or stream_options without stream.
     """
+    stream, options = read_stream_options(fields)
+    return stream, options is not None and (options.boolean("include_usage") or False)
+
+
+def read_stream_options(fields: Fields) -> tuple[bool, Fields | None]:
+    """`stream`, and the checked object `stream_options`.
+
+    Raises:
+        InvalidRequest: wrong types, or stream_options without stream.
+    """
     stream = fields.boolean("stream") or False
     options = fields.object("stream_options")
     if options is None:
-        return stream, False
+        return stream, None
     if not stream:
         raise InvalidRequest(
             "stream_options is set but stream is not true; set stream or leave it out", param="stream_options"
         )
     if options.boolean("include_obfuscation"):
         refuse("stream_options.include_obfuscation", True, "false: obfuscation is not supported")
-    return stream, options.boolean("include_usage") or False
+    return stream, options
 
 
 def apply_prompt_logprobs(fields: Fields, sampling: SamplingParams, *, is_stream: bool) -> None:

@@ -11,6 +11,11 @@ from naru_proto.errors import InvalidRequest
 from naru_router.core.fields import refuse
 from naru_router.core.json_values import check_json
 
+MAX_METADATA, MAX_KEY_CHARS, MAX_TEXT_CHARS = 16, 64, 512
+_METADATA = (
+    f"an object of at most {MAX_METADATA} texts of at most {MAX_TEXT_CHARS} characters, keys of at most {MAX_KEY_CHARS}"
+)
+
 
 def json_text(path: str, value: object) -> str:
     """The value as JSON text.
@@ -37,17 +42,16 @@ def check_object(path: str, value: object) -> Mapping[str, Any]:
     return value
 
 
-def check_texts(path: str, value: object, *, most: int, key_chars: int, value_chars: int) -> dict[str, str]:
-    """The value as an object of short texts, as metadata is.
+def check_metadata(path: str, value: object) -> dict[str, str]:
+    """The value as OpenAI's metadata: an object of short texts.
 
     Raises:
         InvalidRequest: another type, too many entries, or one that is too long.
     """
-    wanted = f"an object of at most {most} texts of at most {value_chars} characters, keys of at most {key_chars}"
     found = check_object(path, value)
-    if len(found) > most:
-        refuse(path, value, wanted)
+    if len(found) > MAX_METADATA:
+        refuse(path, value, _METADATA)
     for key, text in found.items():
-        if len(key) > key_chars or not isinstance(text, str) or len(text) > value_chars:
-            refuse(path, text, wanted)
+        if len(key) > MAX_KEY_CHARS or not isinstance(text, str) or len(text) > MAX_TEXT_CHARS:
+            refuse(path, text, _METADATA)
     return dict(found)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 
 from naru_router.adapters.admission import Admission
 from naru_router.adapters.course import Consumer, Job
@@ -11,6 +10,7 @@ from naru_router.adapters.dispatcher import tokens_of
 from naru_router.adapters.http.consumers import AnswerConsumer, StreamConsumer
 from naru_router.adapters.http.generation import Exchange, GenerationEndpoint
 from naru_router.adapters.http.responses import send_json
+from naru_router.adapters.together import all_or_none
 from naru_router.core.answers import answer_body
 from naru_router.core.chunks_completion import CompletionChunks, completion_end, completion_head
 from naru_router.core.completion_request import CompletionCall, parse_completion
@@ -89,20 +89,7 @@ class CompletionEndpoint(GenerationEndpoint):
         run = self._edge.dispatcher.run
         with Admission(sum(map(tokens_of, jobs))) as admission:
             works = [run(job, consumer, admission) for job, consumer in zip(jobs, consumers, strict=True)]
-            await _all_or_none(works)
-
-
-async def _all_or_none(works: list[Coroutine[None, None, None]]) -> None:
-    """Runs all at once; the first failure cancels the others and is raised."""
-    if len(works) == 1:
-        await works[0]
-        return
-    try:
-        async with asyncio.TaskGroup() as group:
-            for work in works:
-                group.create_task(work)
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+            await all_or_none(works)
 
 
 def _writer_maker(call: CompletionCall, head: bytes, prompt_index: int, n: int) -> Callable[[], CompletionChunks]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from naru_proto.errors import InvalidRequest, NaruError, Unavailable
 from naru_proto.registry import ModelInfoRecord
@@ -17,6 +17,7 @@ from naru_proto.v1 import worker_pb2
 from naru_router.adapters.admission import Admission
 from naru_router.adapters.http.generation import Exchange
 from naru_router.adapters.http.task_consumer import TaskConsumer
+from naru_router.adapters.together import all_or_none
 from naru_router.core.completion_request import Prompt
 from naru_router.core.embedding_request import EmbeddingCall, PoolingOptions, cut, size_of
 from naru_router.core.model_tasks import check_task
@@ -133,18 +134,6 @@ async def score(
     with Admission(sum(sizes) // BYTES_PER_TOKEN) as admission:
         parts = await all_or_none([run(*bounds) for bounds in cut(sizes)])
     return [value for part in parts for value in part]
-
-
-async def all_or_none(works: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Runs all at once; the first failure cancels the others and is raised."""
-    if len(works) == 1:
-        return [await works[0]]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from naru_proto.errors import InvalidRequest
-from naru_router.core.fields import Fields, refuse, shown
+from naru_router.core.checked_json import check_metadata
+from naru_router.core.fields import Fields, refuse
 
 KIND = "batch"
 ACTIVE_KIND = "batch_active"
@@ -46,7 +47,7 @@ def read_batch(body: Mapping[str, object], endpoints: tuple[str, ...]) -> Record
     window = fields.get("completion_window")
     if window != "24h":
         refuse("completion_window", window, "24h")
-    expiry = fields.object("output_expires_after")
+    metadata, expiry = fields.get("metadata"), fields.object("output_expires_after")
     seconds = None
     if expiry is not None:
         if expiry.get("anchor") != "created_at":
@@ -58,7 +59,7 @@ def read_batch(body: Mapping[str, object], endpoints: tuple[str, ...]) -> Record
         "endpoint": endpoint,
         "input_file_id": file_id,
         "completion_window": window,
-        "metadata": _metadata(fields),
+        "metadata": None if metadata is None else check_metadata("metadata", metadata),
         WORK: {"output_expires_after_s": seconds},
     }
 
@@ -116,19 +117,3 @@ def refused(record: Record, faults: list[dict[str, Any]], now_s: int) -> Record:
 def fault(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
     """One reason why a batch is refused; lines are counted from 1."""
     return {"code": code, "line": line, "message": message, "param": param}
-
-
-def _metadata(fields: Fields) -> dict[str, str] | None:
-    metadata = fields.object("metadata")
-    if metadata is None:
-        return None
-    pairs = dict(metadata.items())
-    if len(pairs) > 16:
-        raise InvalidRequest(f"metadata has {len(pairs)} keys; at most 16 are allowed", param="metadata")
-    texts: dict[str, str] = {}
-    for key, value in pairs.items():
-        if len(key) > 64 or not isinstance(value, str) or len(value) > 512:
-            wanted = "keys of at most 64 characters and strings of at most 512"
-            raise InvalidRequest(f"metadata[{shown(key)}] is {shown(value)}; send {wanted}", param="metadata")
-        texts[key] = metadata.text(key) or ""
-    return texts

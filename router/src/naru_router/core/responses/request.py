@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from naru_proto.errors import InvalidRequest
 from naru_proto.v1.inference_pb2 import SamplingParams
-from naru_router.core.chat_request import ChatCall, Tool, ToolChoice, read_model
-from naru_router.core.checked_json import check_texts
+from naru_router.core.chat_request import ChatCall, Tool, ToolChoice, read_model, read_stream_options
+from naru_router.core.checked_json import check_metadata
 from naru_router.core.fields import Fields, refuse, shown
 from naru_router.core.responses.conversation import messages_of
 from naru_router.core.responses.items import Object, read_items
@@ -119,7 +119,7 @@ def parse_response(body: dict[str, object], answer_id: str) -> ResponseCall:
         choice,
         parallel,
         options,
-        stream=_read_stream(fields),
+        stream=read_stream_options(fields)[0],
         is_stored=fields.boolean("store") or False,
         previous_id=previous_id,
         told=told,
@@ -157,21 +157,9 @@ def _refuse_unbuilt(fields: Fields) -> None:
         refuse("service_tier", tier, "auto or default")
 
 
-def _read_stream(fields: Fields) -> bool:
-    stream = fields.boolean("stream") or False
-    options = fields.object("stream_options")
-    if options is not None:
-        if not stream:
-            message = "stream_options is set but stream is not true; set stream or leave it out"
-            raise InvalidRequest(message, param="stream_options")
-        if options.boolean("include_obfuscation"):
-            refuse("stream_options.include_obfuscation", True, "false: obfuscation is not supported")
-    return stream
-
-
 def _read_metadata(fields: Fields) -> dict[str, str]:
     value = fields.get("metadata")
-    return {} if value is None else check_texts("metadata", value, most=16, key_chars=64, value_chars=512)
+    return {} if value is None else check_metadata("metadata", value)
 
 
 def _read_reasoning(fields: Fields) -> tuple[Object, Object]:
