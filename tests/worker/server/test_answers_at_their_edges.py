@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from toy_model import EOS, NUM_TOKENS, ToyRunner
 from toy_worker import Exchange, RunningWorker, ask, eventually, ids, running_worker, text
+from worker_probes import hold
 
 from naru_proto.v1 import inference_pb2, worker_pb2
 
@@ -131,6 +132,7 @@ async def test_choices_come_each_by_its_index_and_leave_together() -> None:
         assert first[-1].usage == inference_pb2.Usage(prompt_tokens=9, completion_tokens=36)
         again = await worker.generate(ask("again", **drawn))
         assert [ids(again, i) for i in range(3)] == [ids(first, i) for i in range(3)]
+        hold(worker, "toy")
         router = Exchange(worker.stub)
         await router.send(ask("left", max_tokens=240, **drawn))
         await router.read_until(lambda: len({d.index for d in router.deltas.get("left", [])}) == 3)

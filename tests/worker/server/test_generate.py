@@ -8,7 +8,19 @@ from typing import Any
 import grpc
 import pytest
 from toy_model import toy_logits
-from toy_worker import Exchange, RunningWorker, ToyLoader, ask, eventually, ids, running_worker, text, toy_settings
+from toy_worker import (
+    DEADLINE_S,
+    Exchange,
+    RunningWorker,
+    ToyLoader,
+    ask,
+    eventually,
+    ids,
+    running_worker,
+    text,
+    toy_settings,
+)
+from worker_probes import hold
 
 from naru_proto.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
 from naru_worker.adapters.server import admission
@@ -133,6 +145,7 @@ async def test_a_client_that_leaves_a_plain_stream_cancels_its_request() -> None
 
 async def test_the_cancel_call_ends_a_request_once() -> None:
     async with running_worker(None, None, "toy") as worker:
+        hold(worker, "toy")
         router = Exchange(worker.stub)
         await router.send(ask("r", max_tokens=240))
         await router.read_until(lambda: "r" in router.deltas)
@@ -146,6 +159,7 @@ async def test_the_cancel_call_ends_a_request_once() -> None:
 
 async def test_a_router_cannot_cancel_what_is_not_its_own() -> None:
     async with running_worker(None, None, "toy") as worker:
+        hold(worker, "toy")
         mine, other = Exchange(worker.stub), Exchange(worker.stub)
         await mine.send(ask("r", max_tokens=40))
         await mine.read_until(lambda: "r" in mine.deltas)
@@ -233,13 +247,15 @@ async def test_the_whole_context_can_be_used() -> None:
 
 async def test_a_request_id_is_unique_among_the_living() -> None:
     async with running_worker(None, None, "toy") as worker:
+        pause = hold(worker, "toy", step_s=DEADLINE_S)
         router = Exchange(worker.stub)
         await router.send(ask("r", max_tokens=60))
-        await router.read_until(lambda: "r" in router.deltas)
+        await eventually(lambda: len(worker.app.board) == 1, "the request did not arrive")
         other = Exchange(worker.stub)
         await other.send(ask("r"))
         await other.finish("r")
         assert other.deltas["r"][0].error.param == "request_id"
+        pause.set()
         await router.finish("r")
         assert len(ids(router.deltas["r"])) == 60
         await router.send(ask("r", max_tokens=2))

@@ -9,6 +9,7 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from toy_worker import Exchange, RunningWorker, ask, eventually, running_worker, toy_settings
+from worker_probes import hold
 
 from naru_worker.adapters.engine.stats import Histogram
 
@@ -49,6 +50,7 @@ async def test_numbers_are_those_of_the_scrape() -> None:
 
 async def test_gauges_rise_with_load_and_fall_after_a_mass_abort() -> None:
     async with running_worker(None, toy_settings(metrics_listen="127.0.0.1:0"), "toy") as worker:
+        hold(worker, "toy")
         router = Exchange(worker.stub)
         await router.send(*(ask(f"r{i}", "some words", max_tokens=240) for i in range(16)))
         await router.read_until(lambda: len(router.deltas) == 16)
