@@ -146,7 +146,7 @@ def test_the_kernels_of_every_instruction_set_are_there_and_load(images: dict[st
     from image_run import run
 
     done = run(images["worker"], tmp_path, ["-c", LOAD_ALL], ["python3"])
-    assert (done.returncode, done.stdout) == (0, "loaded plain avx2 avx512 amx\n")
+    assert (done.returncode, done.stdout) == (0, "loaded plain avx2 avx512 avx512_bf16 amx\n")
 
 
 LISTEN = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from naru_worker.adapters.ops import native_lib
 from naru_worker.native.isa import VARIANTS, cpu_flags, detect_isa
 
 AVX2 = frozenset("sse4_2 avx avx2 fma f16c bmi2".split())
 AVX512 = AVX2 | frozenset("avx512f avx512bw avx512vl avx512dq avx512_vnni".split())
-AMX = AVX512 | frozenset("avx512_bf16 amx_tile amx_bf16 amx_int8".split())
+AVX512_BF16 = AVX512 | {"avx512_bf16"}
+AMX = AVX512_BF16 | frozenset("amx_tile amx_bf16 amx_int8".split())
 
 
 @pytest.mark.parametrize(
@@ -22,7 +25,9 @@ AMX = AVX512 | frozenset("avx512_bf16 amx_tile amx_bf16 amx_int8".split())
         (AVX2, "avx2"),
         (AVX512 - {"avx512_vnni"}, "avx2"),
         (AVX512, "avx512"),
-        (AMX - {"amx_int8"}, "avx512"),
+        (AVX512_BF16, "avx512_bf16"),
+        (AMX - {"amx_int8"}, "avx512_bf16"),
+        (AMX - {"avx512_bf16"}, "avx512"),
         (AMX, "amx"),
     ],
 )
@@ -35,7 +40,7 @@ def test_a_forced_variant_wins_over_a_better_one() -> None:
 
 
 def test_an_unknown_forced_variant_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"NARU_CPU_ISA is 'sse9'; use one of plain, avx2, avx512, amx"):
+    with pytest.raises(ValueError, match=r"NARU_CPU_ISA is 'sse9'; use one of plain, avx2, avx512, avx512_bf16, amx"):
         detect_isa(AMX, forced="sse9")
 
 
@@ -47,6 +52,15 @@ def test_a_forced_variant_this_machine_lacks_is_an_error_that_names_the_flags() 
 def test_the_environment_forces_a_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NARU_CPU_ISA", "plain")
     assert detect_isa() == "plain"
+
+
+@pytest.mark.parametrize(("granted", "expected"), [(1, "amx"), (0, "avx512_bf16")])
+def test_where_the_system_refuses_tiles_the_next_variant_is_taken(
+    monkeypatch: pytest.MonkeyPatch, granted: int, expected: str
+) -> None:
+    monkeypatch.setattr(native_lib, "detect_isa", lambda: "amx")
+    monkeypatch.setattr(native_lib, "load_variant", lambda isa: SimpleNamespace(naru_tiles=lambda: granted))
+    assert native_lib.best_isa() == expected
 
 
 def test_flags_come_from_the_first_processor(tmp_path: Path) -> None:

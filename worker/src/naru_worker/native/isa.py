@@ -17,23 +17,26 @@ _BASE = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno",
 _QUIET = ("-Wno-maybe-uninitialized", "-Wno-uninitialized")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mprefer-vector-width=512")
+_AVX512_BF16 = (*_AVX512, "-mavx512bf16")
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "plain": (*_BASE, *_QUIET, "-march=x86-64"),
     "avx2": (*_BASE, *_QUIET, *_AVX2),
     "avx512": (*_BASE, *_QUIET, *_AVX512),
-    "amx": (*_BASE, *_QUIET, *_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "avx512_bf16": (*_BASE, *_QUIET, *_AVX512_BF16),
+    "amx": (*_BASE, *_QUIET, *_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 """Compiler flags per variant, slowest first. Never -march=native: a library may run elsewhere than it was built."""
 
+_AVX2_FLAGS = frozenset({"avx2", "fma", "f16c", "bmi2"})
+_AVX512_FLAGS = _AVX2_FLAGS | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
+
 _NEEDS: dict[str, frozenset[str]] = {
     "plain": frozenset(),
-    "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
-    "avx512": frozenset({"avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
-    "amx": frozenset(
-        {"avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}
-        | {"amx_tile", "amx_bf16", "amx_int8"}
-    ),
+    "avx2": _AVX2_FLAGS,
+    "avx512": _AVX512_FLAGS,
+    "avx512_bf16": _AVX512_FLAGS | {"avx512_bf16"},
+    "amx": _AVX512_FLAGS | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"},
 }
 
 

@@ -245,7 +245,7 @@ def best_isa() -> str:
         raise LoadError(str(error)) from error
     if isa == "amx" and load_variant(isa).naru_tiles() == 0:
         # The CPU has tiles but the system does not grant them (containers with a strict seccomp profile).
-        return "avx512"
+        return "avx512_bf16"
     return isa
 
 
