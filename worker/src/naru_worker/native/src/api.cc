@@ -144,7 +144,7 @@ void linear_call(void* ctx, int member) {
   job.scratch = c->scratch + member * c->scratch_stride;
   for (int i = 0; i < c->repeats; ++i) {
     naru::linear(job, c->pool, member);
-    c->pool->barrier();
+    c->pool->barrier(member);
   }
 }
 

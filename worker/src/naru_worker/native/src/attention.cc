@@ -306,13 +306,13 @@ size_t attention_scratch_floats(int group, int padded_dim) {
 #endif
 }
 
-void attention(const Attention& job, const AttentionPlan& plan, Pool* pool, float* scratch) {
+void attention(const Attention& job, const AttentionPlan& plan, Pool* pool, int member, float* scratch) {
   const int heads = job.kv->num_heads;
-  const int total = plan.num_items * heads;
+  Pool::Share share = pool->queue(member, plan.num_items * heads);
   Tile t = make_tile(scratch, tile_rows(job.num_heads / heads), job.kv->head_dim, job.kv->padded_dim);
 #if defined(__AMX_TILE__)
   bool tiled = false;
-  for (int i = pool->next(); i < total; i = pool->next()) {
+  for (int i = pool->claim(&share); i >= 0; i = pool->claim(&share)) {
     const AttentionItem& item = plan.items[i / heads];
     // A float cache asks for float arithmetic.
     if (item.generated || job.kv->element_bytes != 2) {
@@ -325,7 +325,7 @@ void attention(const Attention& job, const AttentionPlan& plan, Pool* pool, floa
   }
   if (tiled) release_tiles();
 #else
-  for (int i = pool->next(); i < total; i = pool->next()) run_item(job, plan.items[i / heads], i % heads, &t);
+  for (int i = pool->claim(&share); i >= 0; i = pool->claim(&share)) run_item(job, plan.items[i / heads], i % heads, &t);
 #endif
 }
 

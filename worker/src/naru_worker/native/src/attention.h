@@ -50,7 +50,7 @@ struct Attention {
 };
 
 // Inside a pool job, by all members; no barrier. `scratch` is the member's own, attention_scratch_floats() long.
-void attention(const Attention& job, const AttentionPlan& plan, Pool* pool, float* scratch);
+void attention(const Attention& job, const AttentionPlan& plan, Pool* pool, int member, float* scratch);
 
 size_t attention_scratch_floats(int group, int padded_dim);
 

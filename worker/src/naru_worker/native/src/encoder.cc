@@ -248,14 +248,14 @@ void Encoder::run(int member) {
   begin_products();
   float* scratch = scratch_[static_cast<size_t>(member)];
   if (each_alone_) {
-    const int count = static_cast<int>(chunks_.size());
-    for (int i = pool_.next(); i < count; i = pool_.next()) {
-      Pass pass{chunks_[static_cast<size_t>(i)], Crew{nullptr, 0, 1, 0}, works_[static_cast<size_t>(member)], scratch};
+    Pool::Share share = pool_.queue(member, static_cast<int>(chunks_.size()));
+    for (int i = pool_.claim(&share); i >= 0; i = pool_.claim(&share)) {
+      Pass pass{chunks_[static_cast<size_t>(i)], Crew{nullptr, 0, 1}, works_[static_cast<size_t>(member)], scratch};
       run_chunk(&pass);
     }
   } else {
     for (const Chunk& chunk : chunks_) {
-      Pass pass{chunk, Crew{&pool_, member, pool_.size(), 0}, works_[0], scratch};
+      Pass pass{chunk, Crew{&pool_, member, pool_.size()}, works_[0], scratch};
       run_chunk(&pass);
     }
   }
@@ -264,10 +264,8 @@ void Encoder::run(int member) {
 
 void Encoder::run_chunk(Pass* pass) {
   embed(pass);
-  pass->crew.barrier();
   for (size_t i = 0; i < layers_.size(); ++i) layer(layers_[i], layers_[(i + 1) % layers_.size()], pass);
-  pool_rows(*pass);
-  pass->crew.barrier();
+  pool_rows(pass);
 }
 
 void Encoder::add_table_row(const Table& table, int row, float* x) const {
@@ -280,34 +278,38 @@ void Encoder::add_table_row(const Table& table, int row, float* x) const {
 void Encoder::embed(Pass* pass) {
   const Chunk& chunk = pass->chunk;
   const size_t ld = static_cast<size_t>(padded(spec_.hidden));
-  if (pass->crew.member == 0) {
-    clear_padding(pass->work.al, chunk.rows);
-    clear_padding(pass->work.hl, chunk.rows);
-  }
-  for (int seq = chunk.first_seq; seq < chunk.end_seq; ++seq) {
-    for (int t = in_.starts[seq]; t < in_.starts[seq + 1]; ++t) {
-      if ((t - chunk.first) % pass->crew.size != pass->crew.member) continue;
-      float* y = pass->work.y + static_cast<size_t>(t - chunk.first) * ld;
-      memset(y, 0, ld * sizeof(float));
-      add_table_row(words_, in_.token_ids[t], y);
-      if (spec_.num_types > 0) add_table_row(types_, in_.token_types == nullptr ? 0 : in_.token_types[t], y);
-      add_table_row(positions_, spec_.first_position + t - in_.starts[seq], y);
+  Crew* crew = &pass->crew;
+  int seq = chunk.first_seq;
+  crew->begin(chunk.rows);
+  for (int r = crew->next(); r >= 0; r = crew->next()) {
+    if (r == 0) {
+      clear_padding(pass->work.al, chunk.rows);
+      clear_padding(pass->work.hl, chunk.rows);
     }
+    const int t = chunk.first + r;
+    while (in_.starts[seq + 1] <= t) ++seq;
+    float* y = pass->work.y + static_cast<size_t>(r) * ld;
+    memset(y, 0, ld * sizeof(float));
+    add_table_row(words_, in_.token_ids[t], y);
+    if (spec_.num_types > 0) add_table_row(types_, in_.token_types == nullptr ? 0 : in_.token_types[t], y);
+    add_table_row(positions_, spec_.first_position + t - in_.starts[seq], y);
   }
-  pass->crew.barrier();
-  norm_rows(embed_norm_, *pass);
+  crew->barrier();
+  norm_rows(embed_norm_, pass);
 }
 
-void Encoder::norm_rows(const Norm& norm, const Pass& pass) {
+// By all members of the crew; ends with a barrier.
+void Encoder::norm_rows(const Norm& norm, Pass* pass) {
   const int width = spec_.hidden, ld = padded(width);
-  int begin, end;
-  even_part(pass.chunk.rows, pass.crew.member, pass.crew.size, &begin, &end);
-  for (int r = begin; r < end; ++r) {
-    float* x = pass.work.x + static_cast<size_t>(r) * ld;
-    norm_row(pass.work.y + static_cast<size_t>(r) * ld, width, norm.weight, norm.bias, spec_.eps, kLayerNorm, x);
+  Crew* crew = &pass->crew;
+  crew->begin(pass->chunk.rows);
+  for (int r = crew->next(); r >= 0; r = crew->next()) {
+    float* x = pass->work.x + static_cast<size_t>(r) * ld;
+    norm_row(pass->work.y + static_cast<size_t>(r) * ld, width, norm.weight, norm.bias, spec_.eps, kLayerNorm, x);
     for (int c = width; c < ld; ++c) x[c] = 0.f;
-    put_left(pass.work.xl, r, x);
+    put_left(pass->work.xl, r, x);
   }
+  crew->barrier();
 }
 
 void Encoder::layer(const Layer& w, const Layer& next, Pass* pass) {
@@ -320,30 +322,33 @@ void Encoder::layer(const Layer& w, const Layer& next, Pass* pass) {
   const Heads heads{work.qkv, qkv_ld, spec_.num_heads, spec_.head_dim,
                     1.f / std::sqrt(static_cast<float>(spec_.head_dim)), work.al};
   const int items = (chunk.end_seq - chunk.first_seq) * spec_.num_heads;
-  for (int i = crew->next(); i < items; i = crew->next()) {
+  crew->begin(items);
+  for (int i = crew->next(); i >= 0; i = crew->next()) {
     const int seq = chunk.first_seq + i / spec_.num_heads;
     attend(heads, in_.starts[seq] - chunk.first, in_.starts[seq + 1] - in_.starts[seq], i % spec_.num_heads,
            pass->scratch);
   }
   crew->barrier();
   multiply(Product{&w.out, &w.up, work.al, rows, Then::kAdd, 0, work.y, work.x, ld, nullptr, Left{}}, crew);
-  norm_rows(w.attn, *pass);
-  crew->barrier();
+  norm_rows(w.attn, pass);
   multiply(Product{&w.up, &w.down, work.xl, rows, Then::kAct, spec_.act, nullptr, nullptr, 0, nullptr, work.hl}, crew);
   multiply(Product{&w.down, &next.qkv, work.hl, rows, Then::kAdd, 0, work.y, work.x, ld, nullptr, Left{}}, crew);
-  norm_rows(w.mlp, *pass);
-  crew->barrier();
+  norm_rows(w.mlp, pass);
 }
 
-void Encoder::pool_rows(const Pass& pass) {
-  const Chunk& chunk = pass.chunk;
+// By all members of the crew; ends with a barrier.
+void Encoder::pool_rows(Pass* pass) {
+  const Chunk& chunk = pass->chunk;
   const int width = spec_.hidden;
   const size_t ld = static_cast<size_t>(padded(width));
   const int out_width = spec_.num_labels > 0 ? spec_.num_labels : width;
-  for (int seq = chunk.first_seq + pass.crew.member; seq < chunk.end_seq; seq += pass.crew.size) {
+  Crew* crew = &pass->crew;
+  crew->begin(chunk.end_seq - chunk.first_seq);
+  for (int i = crew->next(); i >= 0; i = crew->next()) {
+    const int seq = chunk.first_seq + i;
     const int count = in_.starts[seq + 1] - in_.starts[seq];
-    const float* rows = pass.work.x + static_cast<size_t>(in_.starts[seq] - chunk.first) * ld;
-    float* pooled = pass.scratch;
+    const float* rows = pass->work.x + static_cast<size_t>(in_.starts[seq] - chunk.first) * ld;
+    float* pooled = pass->scratch;
     memcpy(pooled, spec_.pooling == kPoolLast ? rows + static_cast<size_t>(count - 1) * ld : rows, ld * sizeof(float));
     if (spec_.pooling == kPoolMean || spec_.pooling == kPoolMax || spec_.pooling == kPoolMeanSqrt) {
       for (int r = 1; r < count; ++r)
@@ -361,6 +366,7 @@ void Encoder::pool_rows(const Pass& pass) {
     else
       memcpy(out, pooled, static_cast<size_t>(width) * sizeof(float));
   }
+  crew->barrier();
 }
 
 void Encoder::head(const float* pooled, float* scratch, float* out) const {

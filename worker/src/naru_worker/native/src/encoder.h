@@ -127,8 +127,8 @@ class Encoder {
   void run_chunk(Pass* pass);
   void embed(Pass* pass);
   void layer(const Layer& w, const Layer& next, Pass* pass);
-  void norm_rows(const Norm& norm, const Pass& pass);
-  void pool_rows(const Pass& pass);
+  void norm_rows(const Norm& norm, Pass* pass);
+  void pool_rows(Pass* pass);
   void head(const float* pooled, float* scratch, float* out) const;
   void add_table_row(const Table& table, int row, float* x) const;
 

@@ -61,7 +61,8 @@ void multiply(const Product& job, Crew* crew) {
   const size_t ld = job.then == Then::kAct ? static_cast<size_t>(padded(job.left.width)) : job.ld;
   const int panels = (w.n + kPanel - 1) / kPanel;
   alignas(64) float y[kRows * kPanel];
-  for (int p = crew->next(); p < panels; p = crew->next()) {
+  crew->begin(panels);
+  for (int p = crew->next(); p >= 0; p = crew->next()) {
     const uint8_t* panel = reinterpret_cast<const uint8_t*>(w.data) + static_cast<size_t>(p) * panel_bytes(kF32, w.k);
     // Bytes that lie behind the last panel are fetched in vain, and never read.
     const uint8_t* ahead = panel + static_cast<size_t>(crew->size) * panel_bytes(kF32, w.k);

@@ -25,13 +25,22 @@ struct Crew {
   Pool* pool;  // null: alone
   int member;
   int size;
-  int taken;  // alone: numbers that were handed out
+  Pool::Share share{};  // alone: [begin, end) is left
 
-  // The next number of the section since the last barrier, from 0.
-  int next() { return pool != nullptr ? pool->next() : taken++; }
+  // Begins a section of `n` pieces, which are taken in order.
+  void begin(int n) {
+    if (pool != nullptr)
+      share = pool->queue(member, n);
+    else
+      share.begin = 0, share.end = n;
+  }
+  // The next piece, -1 when none is left.
+  int next() {
+    if (pool != nullptr) return pool->claim(&share);
+    return share.begin < share.end ? share.begin++ : -1;
+  }
   void barrier() {
-    if (pool != nullptr) pool->barrier();
-    taken = 0;
+    if (pool != nullptr) pool->barrier(member);
   }
 };
 

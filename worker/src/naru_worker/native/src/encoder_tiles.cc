@@ -206,7 +206,8 @@ void multiply_as(const Product& job, Crew* crew) {
   const size_t panel = static_cast<size_t>(steps) * kTileElements;
   const int row_steps = (job.rows + 31) / 32;
   alignas(64) float y[32 * kStep];
-  for (int pair = crew->next(); pair < pairs; pair = crew->next()) {
+  crew->begin(pairs);
+  for (int pair = crew->next(); pair >= 0; pair = crew->next()) {
     const bf16* b = job.w->data + static_cast<size_t>(pair) * 2 * panel;
     const int later = pair + crew->size;
     const bf16* then_b = later < pairs ? b + static_cast<size_t>(crew->size) * 2 * panel

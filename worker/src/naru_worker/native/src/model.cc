@@ -59,9 +59,10 @@ struct PackJob {
   int panels;
 };
 
-void pack_job(void* ctx, int) {
+void pack_job(void* ctx, int member) {
   const PackJob& j = *static_cast<PackJob*>(ctx);
-  for (int p = j.pool->next(); p < j.panels; p = j.pool->next()) pack_panels(*j.segment, j.k, j.file, p, p + 1);
+  Pool::Share share = j.pool->share(member, j.panels);
+  for (int p = j.pool->claim(&share); p >= 0; p = j.pool->claim(&share)) pack_panels(*j.segment, j.k, j.file, p, p + 1);
 }
 
 }  // namespace

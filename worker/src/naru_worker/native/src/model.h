@@ -57,23 +57,18 @@ class Model {
     const float* values;
     uint64_t end;
   };
-  // A member's way through a step: how much of the image it knows to be present. The same for all members.
-  struct Walk {
-    int member;
-    uint64_t present;
-  };
   static void job(void* self, int member);
   void run(int member);
-  bool run_chunk(Walk* walk, int first, int count);
-  bool run_rows(Walk* walk, int first, int count);
-  bool await_weights(Walk* walk, uint64_t needed);
+  bool run_chunk(int member, int first, int count);
+  bool run_rows(int member, int first, int count);
+  bool await_weights(int member, uint64_t needed);
   uint64_t needed_by(const Instruction& op) const;
   Matrix* new_matrix(int k);
   Segment* add_segment(Matrix* w, int format, int rows);
   void execute(size_t index, int member, int first, int rows);
   void run_linear(const Linear& job, int generated, int member);
   void plan_attention(int first, int count);
-  void rope_tables(int member, int first, int count);
+  void prepare_chunk(int member, int first, int count);
   void copy_blocks(int member);
   void gather(int member, int row, int count, int at, int first);
   float* member_scratch(int member) { return layout_.scratch + static_cast<size_t>(member) * layout_.scratch_stride; }
@@ -93,7 +88,7 @@ class Model {
   std::vector<uint64_t> needed_;     // per instruction: bytes of the image that must be present
   uint64_t needed_in_all_ = 0;
   Layout layout_;
-  int num_items_ = 0;  // of the attention plan
+  std::atomic<int> num_items_{0};  // of the attention plan; a member that is late may see a later chunk's
 
   StepInputs in_{};
   const SamplingInputs* sampling_ = nullptr;
@@ -102,8 +97,8 @@ class Model {
 
   Readiness readiness_;
   int64_t deadline_ns_ = 0;
-  uint64_t present_ = 0;  // written by member 0 between barriers
-  Readiness::State state_ = Readiness::kReady;
+  uint64_t present_ = 0;  // when the step began
+  std::atomic<Readiness::State> state_{Readiness::kReady};
 };
 
 }  // namespace naru

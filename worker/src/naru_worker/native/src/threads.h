@@ -1,7 +1,10 @@
-// A persistent pool whose members walk one job together and meet at barriers. The caller is member 0.
+// A persistent pool whose members walk one job together, section by section. The caller is member 0.
 //
-// Members spin for a few tens of microseconds and then sleep on a futex, so that an idle engine costs nothing and the
-// other processes of a two-core machine are not starved.
+// What a section waits for is that its pieces are done, not that all members came. A member that another process keeps
+// off its core between two pieces is not missed: the others take the pieces, and when it is back it finds nothing left in
+// the sections that have passed and joins the present one. Only a piece that it had begun is waited for, so pieces are
+// small. Members spin for some tens of microseconds and then sleep on a futex, so that an idle engine costs nothing and
+// the other processes of a two-core machine are not starved.
 #pragma once
 
 #include <pthread.h>
@@ -26,59 +29,71 @@ class Pool {
 
   int size() const { return size_; }
 
-  // Runs job(ctx, member) on all members and returns when all are done.
+  // Runs job(ctx, member) on the members that are there in time, member 0 always, and returns when all that began have
+  // ended. Every member goes through the same sections, for how they are cut does not depend on the member.
   void run(void (*job)(void*, int), void* ctx);
 
   // Wakes sleeping members ahead of a run() that comes within microseconds.
   void wake();
 
-  // Inside a job: waits for all members; afterwards the chunk counter is back at 0.
-  void barrier();
-
-  // Inside a job: the next number of the section since the last barrier, from 0.
-  int next() { return work_.fetch_add(1, std::memory_order_relaxed); }
-
-  // A member's way through `n` pieces: first its even part in order, so that it can fetch ahead, then what others have
-  // not begun, since another process may hold their core.
+  // A member's way through the pieces of a section.
   struct Share {
-    int n, owner, begin, end, left;  // left: owners not yet visited
-    int size;
+    uint32_t section;
+    int member, n, size;  // size: of parts
+    int owner, begin, end, left;  // the part being visited; left: parts not exhausted yet
     bool is_own() const { return left == size; }
   };
-  Share share(int member, int n) const {
-    Share s{n, member, 0, 0, size_, size_};
-    even_part(n, member, size_, &s.begin, &s.end);
-    return s;
-  }
+
+  // Inside a job: begins a section of `n` pieces, at most one between two barriers. A member takes its even part in order
+  // first, so that it can fetch ahead, then what others have not begun.
+  Share share(int member, int n) { return begin_section(member, n, size_); }
+
+  // The same, but pieces are taken in order by all: for pieces of unequal size, the largest first.
+  Share queue(int member, int n) { return begin_section(member, n, 1); }
 
   // Inside a job: the next piece, -1 when none is left.
   int claim(Share* s);
+
+  // Inside a job: ends the section, with all its pieces done; what they wrote may be read. Where the section was not cut
+  // into pieces, it waits for all members.
+  void barrier(int member);
 
  private:
   struct Start {
     Pool* pool;
     int member;
   };
+  struct alignas(64) Member {
+    uint32_t section = 0;
+    int pieces = -1;  // of the section; -1: it was not cut
+    int taken = 0;    // by this member
+  };
+  struct alignas(64) Part {
+    std::atomic<uint64_t> taken{0};  // section << 32 | pieces taken; an older section stands for none
+  };
   static void* main(void* start);
   void loop(int member);
+  bool enter(uint32_t* seen);
+  void leave();
+  void work(int member);
+  Share begin_section(int member, int n, int size);
 
   int size_;
   void (*job_)(void*, int) = nullptr;
   void* ctx_ = nullptr;
-  bool stop_ = false;
+  std::atomic<bool> stop_{false};
   pthread_t* threads_ = nullptr;
   Start* starts_ = nullptr;
+  Member* members_ = nullptr;
+  Part* parts_ = nullptr;  // one per member
   // Each on its own cache line: they are written by different members at different times.
-  alignas(64) std::atomic<uint32_t> epoch_{0};     // one per run()
-  alignas(64) std::atomic<uint32_t> sleepers_{0};  // members asleep on any of the words below
-  alignas(64) std::atomic<uint32_t> arrived_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};     // one per barrier
-  alignas(64) std::atomic<int> work_{0};
-  struct alignas(64) Counter {
-    std::atomic<int> taken{0};
-  };
-  Counter* counters_ = nullptr;  // of claim(), one per member
-  void reset_work();
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // one per run()
+  std::atomic<uint32_t> idle_{0};               // members asleep until the next
+  alignas(64) std::atomic<uint64_t> gate_{0};   // epoch << 32 | whether it is open | members inside
+  alignas(64) std::atomic<uint32_t> left_{0};   // changes when a member leaves a closed gate
+  alignas(64) std::atomic<int> done_{0};        // pieces of the present section
+  alignas(64) std::atomic<uint32_t> passed_{0};  // sections of the present job that are done
+  std::atomic<uint32_t> waiting_{0};             // members asleep until passed_ or left_ changes
 };
 
 }  // namespace naru
