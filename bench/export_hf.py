@@ -152,7 +152,16 @@ def _write_safetensors(path: Path, tensors: dict[str, Any], config: dict[str, An
             file.write(to_bfloat16_bits(values).tobytes())
 
 
-def _write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
+def byte_level_tokenizer(gguf_path: Path) -> Any:
+    """The GGUF file's tokenizer, as one of the package `tokenizers`.
+
+    Raises:
+        ExportError: it has another kind of tokenizer.
+    """
+    return _tokenizer(dict(gguf.GGUFReader(gguf_path).fields))
+
+
+def _tokenizer(metadata: dict[str, Any]) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # a slow import
 
     model, pre = _value(metadata, "tokenizer.ggml.model"), _value(metadata, "tokenizer.ggml.pre")
@@ -170,7 +179,12 @@ def _write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     special = [token for token, kind in zip(tokens, types, strict=True) if kind == TOKEN_TYPE_CONTROL]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def _write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
+    _tokenizer(metadata).save(str(folder / "tokenizer.json"))
+    tokens: list[str] = _value(metadata, "tokenizer.ggml.tokens")
     named = {
         role: tokens[_value(metadata, f"tokenizer.ggml.{key}_token_id")]
         for role, key in (
