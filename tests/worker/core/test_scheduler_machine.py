@@ -40,6 +40,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         enable_prefix_caching=st.booleans(),
         chunk_blocks=st.sampled_from([None, None, 2, 3, 5]),
         floor_chunks=st.integers(1, 2),
+        max_draft_tokens=st.sampled_from([0, 1, 5]),
+        num_drawn=st.sampled_from([2, 4, 11]),
     )
     def start(
         self,
@@ -53,6 +55,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         enable_prefix_caching: bool,
         chunk_blocks: int | None,
         floor_chunks: int,
+        max_draft_tokens: int,
+        num_drawn: int,
     ) -> None:
         self.growth = None if chunk_blocks is None else Grants(chunk_blocks, floor_chunks)
         self.engine = PretendEngine(
@@ -67,6 +71,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             vocab_size=11,
             eos_token_ids=(3,),
             growth=self.growth,
+            max_draft_tokens=max_draft_tokens,
+            num_drawn=num_drawn,
         )
         self.requests: list[Request] = []
         self.disturbed: set[Sequence] = set()

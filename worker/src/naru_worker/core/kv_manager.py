@@ -212,6 +212,32 @@ class KVManager:
         table.extend([block.block_id for block in blocks])
         return True
 
+    def allocate_spare(self, sequence: Sequence, num_tokens: int, num_more: int) -> int:
+        """Slots behind those of the next `num_tokens`, which are its own already: up to `num_more`; returns how many.
+
+        Only what is free now and needs no memory is taken. Give back what was not used with `trim`.
+        """
+        computed = sequence.num_computed_tokens + num_tokens
+        num_slots = (len(sequence.block_table) + self._pool.num_free) * self.block_size
+        num_more = max(0, min(num_more, num_slots - computed))
+        num_new = self.num_blocks_for(computed + num_more) - len(sequence.block_table)
+        if num_new > 0:
+            blocks = self._pool.allocate(num_new)
+            assert blocks is not None, "they were counted as free"
+            sequence.block_table.extend([block.block_id for block in blocks])
+        return num_more
+
+    def trim(self, sequence: Sequence) -> None:
+        """Takes back the blocks behind those of its computed tokens."""
+        num_kept = self.num_blocks_for(sequence.num_computed_tokens)
+        table = sequence.block_table
+        if len(table) == num_kept:
+            return
+        for block_id in reversed(table[num_kept:]):
+            self._release(self._pool.blocks[block_id])
+        del table[num_kept:]
+        sequence.table_version += 1
+
     def make_room(self, wanted: Iterable[tuple[Sequence, int]]) -> bool:
         """Whether `allocate` would succeed for each of these in turn; grows for it where it may."""
         num_new = 0
@@ -227,13 +253,14 @@ class KVManager:
             num_new += min(count, self._pool.blocks[block_id].ref_count - 1)
         return self._pool.make_room(num_new)
 
-    def publish(self, sequence: Sequence, num_computed_before: int) -> None:
+    def publish(self, sequence: Sequence, num_computed_before: int, num_final: int | None = None) -> None:
         """Enters into the cache the blocks that became full since `num_computed_before` tokens were computed.
 
-        Call it once per commit with tokens that are final: what is published is offered to everybody.
+        Call it once per commit with tokens that are final: what is published is offered to everybody. `num_final`: so
+        many of the computed tokens; None: all of them. Blocks that are published already are passed over.
         """
         first = num_computed_before // self.block_size
-        last = sequence.num_computed_tokens // self.block_size
+        last = (sequence.num_computed_tokens if num_final is None else num_final) // self.block_size
         if first == last or not self._is_caching:
             return
         hashes = self._hashes(sequence, last)

@@ -18,6 +18,7 @@ from naru_worker.core.roster import Roster
 from naru_worker.core.scheduler_config import SchedulerConfig
 from naru_worker.core.scheduler_counters import SchedulerCounters
 from naru_worker.core.sequence_queue import SequenceQueue, order_key
+from naru_worker.core.speculation import Speculation
 from naru_worker.core.step import StepPlan
 from naru_worker.core.step_draft import StepDraft, run_limit
 
@@ -35,12 +36,14 @@ class Planner:
         roster: Roster,
         prompt_logprobs: PromptLogprobs,
         counters: SchedulerCounters,
+        speculation: Speculation | None = None,
     ) -> None:
         self._config = config
         self._kv = kv
         self._roster = roster
         self._prompt_logprobs = prompt_logprobs
         self._counters = counters
+        self._speculation = speculation
 
     def plan(self) -> StepPlan:
         """The next step."""
@@ -51,6 +54,8 @@ class Planner:
         if not draft.preempted:
             self._plan_waiting(draft)
             self._give_leftovers(draft)
+            if self._speculation is not None:
+                self._speculation.add_drafts(draft)
         if draft.is_empty and not draft.ended:
             # The important one found no room, and those held back for it no blocks: they go on at others' cost.
             self._plan_running(draft, None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from naru_worker.core.candidates import Candidates
+from naru_worker.core.draft_source import DraftSource
 from naru_worker.core.prompt_marks import NO_MARKS, PromptMarks
 from naru_worker.core.sampling import SamplingParams
 from naru_worker.core.token_matcher import TokenMatcher
@@ -126,6 +127,8 @@ class Sequence:
     """Grows whenever its block table is given up: until then, the table only grows (but for copies on write)."""
     matcher: TokenMatcher | None = None
     """What its text must match; it has taken all output so far."""
+    draft_source: DraftSource | None = None
+    """Where guesses of its next tokens come from, once it has looked for some."""
     candidates: Candidates | None = None
     """Of a beam that is computed whole and waits for its mates."""
     num_waiting_tokens: int = 0

@@ -127,6 +127,7 @@ class Roster:
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
         sequence.candidates = None
+        sequence.draft_source = None
         for sibling in request.sequences[1:] if sequence.index == 0 and not request.beams else ():
             if sibling.state is SequenceState.FORKING:
                 # There is no elder to wait for any more: it computes the prompt itself.

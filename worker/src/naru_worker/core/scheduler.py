@@ -22,6 +22,7 @@ from naru_worker.core.request_check import check_request
 from naru_worker.core.roster import Roster
 from naru_worker.core.scheduler_config import SchedulerConfig
 from naru_worker.core.scheduler_counters import SchedulerCounters
+from naru_worker.core.speculation import Speculation
 from naru_worker.core.step import Row, RowResult, SequenceOutput, StepPlan
 from naru_worker.core.stop_check import check_stop
 from naru_worker.core.token_matcher import MatchState
@@ -37,7 +38,8 @@ class Scheduler:
         self._prompt_logprobs = PromptLogprobs()
         self._roster = Roster(config.max_num_seqs, kv)
         self._beams = Beams(config, kv, self._roster)
-        self._planner = Planner(config, kv, self._roster, self._prompt_logprobs, self.counters)
+        self.speculation = Speculation(config, kv, self.counters) if config.max_draft_tokens else None
+        self._planner = Planner(config, kv, self._roster, self._prompt_logprobs, self.counters, self.speculation)
         self._eos_token_ids = frozenset(config.eos_token_ids)
 
     # --- requests come and go --------------------------------------------------------------------------------------
@@ -72,11 +74,13 @@ class Scheduler:
         outputs = [SequenceOutput(sequence, (), sequence.finish_reason) for sequence in plan.ended]
         return outputs + self.fail(dict.fromkeys(row.sequence.request.request_id for row in plan.rows))
 
-    def finish_sequence(self, sequence: Sequence, reason: FinishReason) -> bool:
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason, num_unseen: int = 0) -> bool:
         """Ends one sequence from outside: a stop string was found in its text. Call it before the next `plan`.
 
-        Its newest token is not computed yet, so nothing beyond the stop is ever cached. False: it had ended already.
+        Nothing beyond the stop is ever cached. `num_unseen`: its newest tokens that come after the stop, and do not
+        count. False: it had ended already.
         """
+        self.counters.generated_tokens -= num_unseen
         if sequence.state is SequenceState.FINISHED or sequence.request.beams:
             return False  # a beam search has found the stop string itself
         self._end(sequence, reason)
@@ -161,10 +165,12 @@ class Scheduler:
         request = sequence.request
         if row.samples and result.token_id is None:
             return self._end_request(request.request_id, FinishReason.ERROR)
+        if row.drafts:
+            return self._accept(row, result)
         if row.num_tokens > 1:
             self.counters.prefilled_tokens += row.num_tokens
         sequence.num_computed_tokens = row.start + row.num_tokens
-        self.kv.publish(sequence, row.start)
+        self._publish(row, sequence.num_computed_tokens)
         if sequence.index == 0:
             self._prompt_logprobs.collect(row, result)
             if sequence.num_computed_tokens == sequence.num_prompt_tokens and not request.beams:
@@ -197,6 +203,38 @@ class Scheduler:
             sequence, (result.token_id,), reason, stop_reason, logprobs, prompt_logprobs, is_complete=is_complete
         )
         return [output]
+
+    def _accept(self, row: Row, result: RowResult) -> list[SequenceOutput]:
+        """Books a row with drafts: its tokens up to the first one that a wrong guess does not precede."""
+        sequence, drafts = row.sequence, row.drafts
+        drawn = (result, *result.drafted)
+        if len(drawn) != row.num_tokens - row.num_known_tokens + 1:
+            raise InternalError(f"the runner gave {len(drawn) - 1} results for {len(drafts)} drafts; this is a fault")
+        new: list[int] = []
+        for each in drawn:
+            if each.token_id is None:
+                return self._end_request(sequence.request.request_id, FinishReason.ERROR)
+            sequence.token_ids.append(each.token_id)
+            new.append(each.token_id)
+            reason, stop_reason = check_stop(sequence, self._eos_token_ids, self.config.max_model_len)
+            if reason is not None or len(new) > len(drafts) or each.token_id != drafts[len(new) - 1]:
+                break
+        num_known = row.start + row.num_known_tokens
+        sequence.num_computed_tokens = num_known + len(new) - 1
+        self.counters.generated_tokens += len(new)
+        self.counters.accepted_tokens += len(new) - 1
+        # A stop string may turn out to end before the newest tokens: then their blocks wait for the next step.
+        self._publish(row, num_known if sequence.request.params.stop else sequence.num_computed_tokens)
+        self.kv.trim(sequence)
+        prompt_logprobs = self._prompt_logprobs.take(sequence)
+        if reason is not None:
+            self._end(sequence, reason)
+        logprobs = tuple(each.logprobs for each in drawn[: len(new)] if each.logprobs is not None)
+        return [SequenceOutput(sequence, tuple(new), reason, stop_reason, logprobs, prompt_logprobs)]
+
+    def _publish(self, row: Row, num_final: int) -> None:
+        waited = self.config.max_draft_tokens if row.sequence.request.params.stop else 0
+        self.kv.publish(row.sequence, max(0, row.start - waited), num_final)
 
     def _search(self, sequence: Sequence, result: RowResult) -> list[SequenceOutput]:
         """Nothing comes out of a beam search before its end."""

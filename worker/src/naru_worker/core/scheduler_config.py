@@ -30,6 +30,8 @@ class SchedulerConfig:
     long_prefill_chunk_tokens: int | None = None
     """What prompts with more missing tokens than this may take of a step, together, before all others had their share;
     they get what is left over. None: half of `max_num_batched_tokens`."""
+    max_draft_tokens: int = 0
+    """Most guessed tokens that a sequence computes in one step beside its next one, where they pay; 0: none."""
 
     def __post_init__(self) -> None:
         """Checks every field."""
@@ -48,6 +50,9 @@ class SchedulerConfig:
             raise ValueError(
                 f"long_prefill_chunk_tokens is {self.long_prefill_chunk_tokens!r}; it must be at least 1, or None"
             )
+
+        if self.max_draft_tokens < 0:
+            raise ValueError(f"max_draft_tokens is {self.max_draft_tokens!r}; it must be at least 0")
 
     @property
     def long_share(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from naru_worker.core.draft_choice import DraftReason
 
 
 @dataclass(slots=True)
@@ -17,3 +19,9 @@ class SchedulerCounters:
     prefilled_tokens: int = 0
     """Tokens computed in rows of more than one: prompts, and recomputation after preemption."""
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    """Guessed tokens that were computed; see `core.speculation`."""
+    accepted_tokens: int = 0
+    """Of these, the ones that were output."""
+    draft_reasons: dict[DraftReason, int] = field(default_factory=dict)
+    """Steps that decode, by why they had drafts or none."""

@@ -17,6 +17,20 @@ class Row:
     num_tokens: int
     samples: bool
     """True when the run reaches the last known token, so that its logits give a new one."""
+    drafts: tuple[int, ...] = ()
+    """Guesses of what follows the last known token: the last of `num_tokens`. Each draws a token of its own, and those
+    after a wrong guess are thrown away. Only of generated rows that sample."""
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens that are no guesses."""
+        return self.num_tokens - len(self.drafts)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What is computed, guesses at the end."""
+        known = self.sequence.token_ids[self.start : self.start + self.num_known_tokens]
+        return [*known, *self.drafts] if self.drafts else known
 
     @property
     def is_prompt(self) -> bool:
@@ -82,6 +96,8 @@ class RowResult:
     goes): position p's logits score token p+1."""
     candidates: Candidates | None = None
     """Of a beam, for which `token_id` does not count: `num_candidates` of its request, or the whole vocabulary."""
+    drafted: tuple[RowResult, ...] = ()
+    """What each of the row's drafts drew: the first of them as if the first guess were right, and so on."""
     hidden: object = None
     """The last prompt token's hidden state where its request wants it: an array that is only passed on here."""
 

@@ -18,6 +18,7 @@ class Share:
     sequence: Sequence
     num_missing: int
     num_tokens: int
+    drafts: tuple[int, ...] = ()
 
 
 def run_limit(sequence: Sequence, num_computed_tokens: int) -> int:
@@ -85,7 +86,8 @@ class StepDraft:
             if num_tokens == 0:
                 continue
             samples = num_tokens == share.num_missing and sequence.request.params.max_tokens != 0
-            row = Row(sequence, sequence.num_computed_tokens, num_tokens, samples)
-            kinds[2 * row.is_prompt + (num_tokens > 1)].append(row)
+            drafts = share.drafts
+            row = Row(sequence, sequence.num_computed_tokens, num_tokens + len(drafts), samples, drafts)
+            kinds[2 * row.is_prompt + (row.num_tokens > 1)].append(row)
         rows = tuple(row for kind in kinds for row in kind)
         return StepPlan(rows, copies, tuple(self.preempted), tuple(self.ended), self.is_starved)

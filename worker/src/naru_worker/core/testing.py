@@ -24,11 +24,13 @@ def _number(*parts: object) -> int:
 
 @dataclass
 class PretendModel:
-    """Draws tokens in ``[0, vocab_size)`` from the chain of all tokens so far, the seed and the choice."""
+    """Draws tokens in ``[0, num_drawn)`` from the chain of all tokens so far, the seed and the choice."""
 
     block_size: int
     vocab_size: int = 50
     revision: str = "a"
+    num_drawn: int = 0
+    """0: the whole vocabulary. With a few, the text repeats itself now and then."""
     slots: dict[int, int] = field(default_factory=dict)
     """Slot number (block x block_size + offset) to content."""
     _chains: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -54,7 +56,7 @@ class PretendModel:
 
     def draw(self, request: Request, index: int, chain: int) -> int:
         """The token that follows."""
-        return _number(chain, request.seed, index) % self.vocab_size
+        return _number(chain, request.seed, index) % (self.num_drawn or self.vocab_size)
 
     def score(self, chain: int, token_id: int) -> PositionLogprobs:
         """A made-up logprob that depends on all tokens before."""
@@ -93,8 +95,8 @@ class PretendModel:
         if row.start:
             chain = self.slots.get(self._slot(sequence, row.start - 1), POISON)
         slots = []
-        for position in range(row.start, row.start + row.num_tokens):
-            chain = self.follow(sequence.request, chain, position, sequence.token_ids[position])
+        for position, token_id in enumerate(row.token_ids, start=row.start):
+            chain = self.follow(sequence.request, chain, position, token_id)
             slot = self._slot(sequence, position)
             self.slots[slot] = chain
             slots.append(slot)
@@ -104,15 +106,20 @@ class PretendModel:
         sequence = row.sequence
         request = sequence.request
         end = row.start + row.num_tokens
+        first_draft = end - len(row.drafts)
         chain = self.root(request)
-        scores = []
-        for position in range(end):
-            token_id = sequence.token_ids[position]
+        scores, drawn = [], []
+        for position, token_id in enumerate([*sequence.token_ids[: row.start], *row.token_ids]):
             if position > row.start:
                 scores.append(self.score(chain, token_id))
+            if position >= first_draft:
+                drawn.append(RowResult(self.draw(request, sequence.index, chain)))
             chain = self.follow(request, chain, position, token_id)
             content = self.slots.get(self._slot(sequence, position), POISON)
             assert content == chain, f"{request.request_id}: position {position} reads somebody else's slot"
+        if drawn:
+            drawn.append(RowResult(self.draw(request, sequence.index, chain)))
+            return RowResult(drawn[0].token_id, drafted=tuple(drawn[1:]))
         if end < sequence.num_prompt_tokens:
             scores.append(self.score(chain, sequence.token_ids[end]))
         asked = request.params.prompt_logprobs is not None

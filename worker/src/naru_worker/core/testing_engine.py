@@ -36,6 +36,8 @@ class PretendEngine:
         enable_prefix_caching: bool = True,
         revision: str = "a",
         growth: KVGrowth | None = None,
+        max_draft_tokens: int = 0,
+        num_drawn: int = 0,
     ) -> None:
         """`growth`: its memory comes and goes; the pretend model loses what is given up."""
         self.config = SchedulerConfig(
@@ -46,6 +48,7 @@ class PretendEngine:
             vocab_size=vocab_size,
             long_prefill_chunk_tokens=long_prefill_chunk_tokens,
             watermark_ratio=watermark_ratio,
+            max_draft_tokens=max_draft_tokens,
         )
         self.kv = KVManager(
             num_blocks,
@@ -55,7 +58,7 @@ class PretendEngine:
             growth=growth,
         )
         self.scheduler = Scheduler(self.config, self.kv)
-        self.model = PretendModel(block_size, vocab_size, revision)
+        self.model = PretendModel(block_size, vocab_size, revision, num_drawn)
         self.tokens: dict[Sequence, list[int]] = {}
         self.finished: dict[Sequence, FinishReason] = {}
         self.stop_reasons: dict[Sequence, str] = {}

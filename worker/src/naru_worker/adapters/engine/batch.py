@@ -108,7 +108,7 @@ class BatchBuilder:
             start, count = row.start, row.num_tokens
             end = offset + count
             positions = self._iota[start : start + count]
-            self._token_ids[offset:end] = row.sequence.token_ids[start : start + count]
+            self._token_ids[offset:end] = row.token_ids
             self._positions[offset:end] = positions
             slots = self._slots[offset:end]
             np.take(self._tables[i], positions // size, out=slots)

@@ -305,7 +305,8 @@ class ModelEngine:
             self.stats.prompt_tokens += output.sequence.num_prompt_tokens
         delta = request_output.push(output)
         if is_stopped_by_text(output, delta):
-            self._scheduler.finish_sequence(output.sequence, FinishReason.STOP)
+            num_unseen = len(output.new_token_ids) - len(delta.token_ids)
+            self._scheduler.finish_sequence(output.sequence, FinishReason.STOP, num_unseen)
         if delta.token_ids:
             last_s = request_output.last_token_s[delta.index]
             if last_s:
@@ -329,9 +330,11 @@ class ModelEngine:
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
 
     def _measure(self, plan: StepPlan, step_s: float) -> None:
-        num_prefill = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1 or row.is_prompt)
-        num_decodes = sum(1 for row in plan.rows if row.num_tokens == 1 and not row.is_prompt)
+        num_prefill = sum(row.num_tokens for row in plan.rows if row.num_known_tokens > 1 or row.is_prompt)
+        num_decodes = sum(1 for row in plan.rows if row.num_known_tokens == 1 and not row.is_prompt)
         self._rates.observe(num_prefill, num_decodes, step_s)
+        if self._scheduler.speculation is not None and not num_prefill:
+            self._scheduler.speculation.costs.observe(plan.num_tokens, step_s)
 
     def _refresh_stats(self) -> None:
         """Copies the numbers others may read; a dozen assignments, so that nobody has to ask this thread for them."""

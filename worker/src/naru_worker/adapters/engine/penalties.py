@@ -25,8 +25,11 @@ class TokenCounts:
         self._counts = np.zeros(capacity, np.int32)
         self._ids[: len(prompt)] = prompt
 
-    def refresh(self) -> tuple[Int32Array, Int32Array]:
-        """(token ids, occurrences in the output) of this instant; views, valid until the next call."""
+    def refresh(self, drafts: tuple[int, ...] = ()) -> tuple[Int32Array, Int32Array]:
+        """(token ids, occurrences in the output) of this instant; views, valid until tokens are appended.
+
+        `drafts`: counted as if they had been appended, for this answer alone.
+        """
         tokens = self._sequence.token_ids
         for i in range(self._num_seen, len(tokens)):
             place = self._places.get(tokens[i])
@@ -35,7 +38,19 @@ class TokenCounts:
             self._counts[place] += 1
         self._num_seen = len(tokens)
         count = len(self._places)
+        if drafts:
+            return self._with(drafts, count)
         return self._ids[:count], self._counts[:count]
+
+    def _with(self, drafts: tuple[int, ...], count: int) -> tuple[Int32Array, Int32Array]:
+        new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._places]
+        places = {token_id: count + offset for offset, token_id in enumerate(new)}
+        ids = np.concatenate([self._ids[:count], np.array(new, np.int32)])
+        counts = np.concatenate([self._counts[:count], np.zeros(len(new), np.int32)])
+        for token_id in drafts:
+            place = self._places.get(token_id)
+            counts[places[token_id] if place is None else place] += 1
+        return ids, counts
 
     def _add(self, token_id: int) -> int:
         place = len(self._places)

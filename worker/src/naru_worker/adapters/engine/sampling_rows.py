@@ -35,7 +35,8 @@ class SequenceSampling:
         "bias",
         "counter_base",
         "counts",
-        "draw",
+        "drafts",
+        "draws",
         "is_beam",
         "matcher",
         "needs_refresh",
@@ -66,12 +67,23 @@ class SequenceSampling:
         self.needs_refresh = penalised or bool(self.ban_ids)
         """True when more than the counter may change from step to step."""
         num_logprobs = num_candidates(params, eos_token_ids) if self.is_beam else _or_none(params.logprobs)
-        self.draw = RowRequest(self, -1, num_logprobs)
-        """The row that draws its next token: always this one object, so that equal batches are found by identity."""
+        self.draws = [RowRequest(self, -1, num_logprobs)]
+        """The row that draws its next token, then those behind drafts as far as there ever were any: always the same
+        objects, so that equal batches are found by identity."""
+        self.drafts: tuple[int, ...] = ()
+        """Of the step that is being built, where it has any."""
 
-    def banned(self) -> tuple[int, ...]:
-        """Ids that may not be drawn now: whatever would end the sequence before min_tokens."""
-        ban_ids = self.ban_ids if self.sequence.num_output_tokens < self.params.min_tokens else ()
+    def draw(self, num_ahead: int) -> RowRequest:
+        """The row that draws behind so many drafts."""
+        draws = self.draws
+        while len(draws) <= num_ahead:
+            draws.append(RowRequest(self, -1, draws[0].num_logprobs, len(draws)))
+        return draws[num_ahead]
+
+    def banned(self, num_ahead: int) -> tuple[int, ...]:
+        """Ids that may not be drawn behind so many drafts: whatever would end the sequence before min_tokens."""
+        num_before = self.sequence.num_output_tokens + num_ahead
+        ban_ids = self.ban_ids if num_before < self.params.min_tokens else ()
         return (*self.always_banned, *ban_ids) if self.always_banned else ban_ids
 
 
@@ -82,6 +94,8 @@ class RowRequest:
     state: SequenceSampling
     target: int
     num_logprobs: int
+    num_ahead: int = 0
+    """Drafts that this row takes for drawn: it draws the token after them."""
 
 
 class SamplingBuilder:
@@ -99,7 +113,9 @@ class SamplingBuilder:
             batch = self._fill(rows)
             is_volatile = any(row.state.needs_refresh or row.target >= 0 for row in rows)
             self._rows, self._batch = rows, None if is_volatile else batch
-        batch.counter[:] = [row.state.counter_base + row.state.sequence.num_output_tokens for row in rows]
+        batch.counter[:] = [
+            row.state.counter_base + row.state.sequence.num_output_tokens + row.num_ahead for row in rows
+        ]
         return batch
 
     def forget(self) -> None:
@@ -111,7 +127,7 @@ class SamplingBuilder:
         logprobs = [row.num_logprobs for row in rows]
         draws = [row.target < 0 for row in rows]
         bias = [row.state.bias if drawn else () for row, drawn in zip(rows, draws, strict=True)]
-        banned = [row.state.banned() if drawn else () for row, drawn in zip(rows, draws, strict=True)]
+        banned = [row.state.banned(row.num_ahead) if drawn else () for row, drawn in zip(rows, draws, strict=True)]
         penalty_start, penalty_ids, penalty_counts = _penalties(rows)
         matchers = [row.state.matcher if drawn else None for row, drawn in zip(rows, draws, strict=True)]
         return SamplingBatch(
@@ -156,8 +172,13 @@ def wanted_rows(plan: StepPlan, states: dict[Sequence, SequenceSampling]) -> tup
         if sequence.index == 0 and sequence.request.params.prompt_logprobs is not None:
             _add_scored(row, offset, states[sequence], wanted, indices)
         offset += row.num_tokens
-        if row.samples or gives_hidden(row):
-            wanted.append(states[sequence].draw)
+        if row.drafts:
+            state, count = states[sequence], len(row.drafts) + 1
+            state.drafts = row.drafts
+            wanted.extend([state.draw(num_ahead) for num_ahead in range(count)])
+            indices.extend(range(offset - count, offset))
+        elif row.samples or gives_hidden(row):
+            wanted.append(states[sequence].draws[0])
             indices.append(offset - 1)
     return wanted, indices
 
@@ -184,8 +205,10 @@ def _add_scored(row: Row, offset: int, state: SequenceSampling, wanted: list[Row
 def row_results(plan: StepPlan, wanted: list[RowRequest], output: SampleOutput) -> list[RowResult]:
     """One result for each row of `plan`, from the sampled `wanted` rows."""
     token_ids: list[int] = output.token_ids.tolist()
-    if output.hidden is None and len(wanted) == len(plan.rows) and all(row.num_logprobs < 0 for row in wanted):
-        # Every row draws (a scored row always has logprobs, and comes with or without a drawing one).
+    if output.hidden is None and len(wanted) == len(plan.rows) and all(
+        [row.num_logprobs < 0 and not row.num_ahead for row in wanted]
+    ):
+        # Every row draws once (a scored row always has logprobs, and comes with or without a drawing one).
         return [RowResult(token_id) for token_id in token_ids]
     results: list[RowResult] = []
     cursor = 0
@@ -208,9 +231,19 @@ def row_results(plan: StepPlan, wanted: list[RowRequest], output: SampleOutput) 
             results.append(RowResult(token_ids[cursor], None, tuple(scored), best))
         else:
             logprobs = _position(cursor, asked, output) if asked >= 0 else None
-            results.append(RowResult(token_ids[cursor], logprobs, tuple(scored)))
-        cursor += 1
+            drafted = _drafted(cursor + 1, len(row.drafts), asked, output, token_ids)
+            results.append(RowResult(token_ids[cursor], logprobs, tuple(scored), drafted=drafted))
+        cursor += 1 + len(row.drafts)
     return results
+
+
+def _drafted(
+    first: int, count: int, num_logprobs: int, output: SampleOutput, token_ids: list[int]
+) -> tuple[RowResult, ...]:
+    """What the rows behind a sequence's drafts drew."""
+    if num_logprobs < 0:
+        return tuple([RowResult(token_id) for token_id in token_ids[first : first + count]])
+    return tuple([RowResult(token_ids[i], _position(i, num_logprobs, output)) for i in range(first, first + count)])
 
 
 def _position(i: int, num_top: int, output: SampleOutput) -> PositionLogprobs:
@@ -246,7 +279,7 @@ def _penalties(rows: list[RowRequest]) -> tuple[Int32Array, Int32Array, Int32Arr
         if row.target >= 0 or row.state.counts is None:
             lengths.append(0)
             continue
-        row_ids, row_counts = row.state.counts.refresh()
+        row_ids, row_counts = row.state.counts.refresh(row.state.drafts[: row.num_ahead])
         ids.append(row_ids)
         counts.append(row_counts)
         lengths.append(len(row_ids))
