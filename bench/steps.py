@@ -127,7 +127,7 @@ def print_steps(title: str, steps: Sequence[tuple[int, dict[str, int]]]) -> None
     print(f"  {'everything else':<30}{rest_us:>9.1f} µs {rest_us / total_us:>6.1%}")
 
 
-def load(path: str | None, num_threads: int) -> LoadedModel:
+def load(path: str | None, num_threads: int, speculation: str | None = None) -> LoadedModel:
     """The model with the worker's defaults.
 
     Raises:
@@ -136,7 +136,7 @@ def load(path: str | None, num_threads: int) -> LoadedModel:
     """
     model_path = find_model(path)
     room = EngineRoom(EngineSettings(), MemorySettings(), num_threads, MemoryLedger(8 * KV_CACHE_BYTES))
-    spec = ModelSpec(model_path.as_uri(), options=LoadOptions(kv_cache_bytes=KV_CACHE_BYTES))
+    spec = ModelSpec(model_path.as_uri(), options=LoadOptions(kv_cache_bytes=KV_CACHE_BYTES, speculation=speculation))
     stop = threading.Event()
     prepared = DiskLoader(room, None, None).prepare("bench", spec, lambda progress: None, stop)
     Bookings(room.ledger).take("bench", prepared.footprint)

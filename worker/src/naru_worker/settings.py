@@ -14,6 +14,7 @@ from typing import Literal
 from naru_proto import names
 
 BackendName = Literal["cpu", "ref"]
+SpeculationName = Literal["auto", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -124,6 +125,11 @@ class EngineSettings:
     """Longest prompt and output together, tokens, of any model. 0: what each model was made for."""
     enable_prefix_caching: bool = True
     """Keep finished blocks for later requests with the same beginning."""
+    speculation: SpeculationName = "auto"
+    """Guess tokens from what a text repeats of itself, and compute them beside the next one: auto, where that is
+    measured to pay, or off. The answers are the same."""
+    max_draft_tokens: int = 16
+    """Most guessed tokens of one sequence in one step."""
     max_batch_size: int = 64
     """Most inputs that a model which does not generate computes at once: texts, pairs, or rows of tensors."""
     max_batch_delay_s: float = 0.002
@@ -142,6 +148,9 @@ class EngineSettings:
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _at_least("max_model_len", self.max_model_len, 0)
+        if self.speculation not in ("auto", "off"):
+            raise SettingsError(f"speculation is {self.speculation!r}; it must be auto or off")
+        _at_least("max_draft_tokens", self.max_draft_tokens, 1)
         _at_least("max_batch_size", self.max_batch_size, 1)
         _at_least("max_batch_delay_s", self.max_batch_delay_s, 0.0)
         _at_least("step_timeout_s", self.step_timeout_s, 0.1)

@@ -136,6 +136,8 @@ def _options(limits: EngineLimits) -> worker_pb2.EngineOptions:
         enable_prefix_caching=limits.enable_prefix_caching,
         max_batch_size=limits.max_batch_size,
         max_batch_delay_s=limits.max_batch_delay_s,
+        speculation=limits.speculation,
+        max_draft_tokens=limits.max_draft_tokens,
     )
 
 

@@ -32,6 +32,9 @@ class EngineLimits:
     enable_prefix_caching: bool | None = None
     max_batch_size: int | None = None
     max_batch_delay_s: float | None = None
+    speculation: str | None = None
+    """``auto`` or ``off``."""
+    max_draft_tokens: int | None = None
 
 
 _LEAST_IDLE_TTL_S = 0.001
@@ -219,6 +222,8 @@ def engine_limits(engine: EngineSpec, resources: ResourcesSpec, batching: Batchi
         enable_prefix_caching=engine.enable_prefix_caching,
         max_batch_size=batching.max_batch_size,
         max_batch_delay_s=batching.max_delay_s,
+        speculation=None if engine.speculation is None else engine.speculation.lower(),
+        max_draft_tokens=engine.max_draft_tokens,
     )
 
 

@@ -11,6 +11,7 @@ from naru_proto.crd.units import Bytes, Seconds
 
 ResidencyPolicy = Literal["Pinned", "Preferred", "OnDemand"]
 Quantization = Literal["AsStored"]
+Speculation = Literal["Auto", "Off"]
 
 MAX_REPLICAS = 1000
 
@@ -156,6 +157,14 @@ class EngineSpec(CrdModel):
     )
     enable_prefix_caching: bool | None = Field(
         default=None, alias="enablePrefixCaching", description="Whether prompts share the KV blocks of equal prefixes."
+    )
+    speculation: Speculation | None = Field(
+        default=None,
+        description="Whether tokens are guessed from what a text repeats of itself and computed beside the next one. "
+        "Auto: where it is measured to pay. The answers are the same.",
+    )
+    max_draft_tokens: int | None = Field(
+        default=None, alias="maxDraftTokens", ge=1, le=256, description="Most guessed tokens of a sequence in a step."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -366,7 +366,7 @@ class Residency(_message.Message):
     def __init__(self, pinned: _Optional[bool] = ..., priority: _Optional[int] = ..., min_residency_s: _Optional[float] = ..., idle_ttl_s: _Optional[float] = ..., keep_last_copy: _Optional[bool] = ...) -> None: ...
 
 class EngineOptions(_message.Message):
-    __slots__ = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "enable_prefix_caching", "kv_cache_min_bytes", "max_batch_size", "max_batch_delay_s")
+    __slots__ = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "enable_prefix_caching", "kv_cache_min_bytes", "max_batch_size", "max_batch_delay_s", "speculation", "max_draft_tokens")
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +375,8 @@ class EngineOptions(_message.Message):
     KV_CACHE_MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_DELAY_S_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -383,7 +385,9 @@ class EngineOptions(_message.Message):
     kv_cache_min_bytes: int
     max_batch_size: int
     max_batch_delay_s: float
-    def __init__(self, max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., enable_prefix_caching: _Optional[bool] = ..., kv_cache_min_bytes: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_batch_delay_s: _Optional[float] = ...) -> None: ...
+    speculation: str
+    max_draft_tokens: int
+    def __init__(self, max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., enable_prefix_caching: _Optional[bool] = ..., kv_cache_min_bytes: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_batch_delay_s: _Optional[float] = ..., speculation: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("state", "bytes_done", "bytes_total", "detail", "error", "eta_s")
@@ -618,7 +622,7 @@ class MemoryStats(_message.Message):
     def __init__(self, budget_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., unreturned_bytes: _Optional[int] = ..., host_budget_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., image_budget_bytes: _Optional[int] = ..., image_bytes: _Optional[int] = ..., high_watermark: _Optional[float] = ..., low_watermark: _Optional[float] = ..., num_loads: _Optional[int] = ..., num_evictions: _Optional[int] = ..., num_failed_loads: _Optional[int] = ..., num_known_models: _Optional[int] = ..., private_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelStats(_message.Message):
-    __slots__ = ("model", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_preemptions", "prefix_query_tokens", "prefix_hit_tokens", "kv_waste_ratio", "num_steps", "generated_tokens", "prefilled_tokens")
+    __slots__ = ("model", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_preemptions", "prefix_query_tokens", "prefix_hit_tokens", "kv_waste_ratio", "num_steps", "generated_tokens", "prefilled_tokens", "drafted_tokens", "accepted_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -632,6 +636,8 @@ class ModelStats(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     num_running: int
     num_waiting: int
@@ -645,7 +651,9 @@ class ModelStats(_message.Message):
     num_steps: int
     generated_tokens: int
     prefilled_tokens: int
-    def __init__(self, model: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., kv_waste_ratio: _Optional[float] = ..., num_steps: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., prefilled_tokens: _Optional[int] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, model: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., kv_waste_ratio: _Optional[float] = ..., num_steps: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., prefilled_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

@@ -65,6 +65,8 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelSample], float]], ...] = (
     ("prompt_tokens", "Prompt tokens of requests that began", lambda s: s.stats.prompt_tokens),
     ("prefilled_tokens", "Tokens computed in runs: prompts and recomputation", lambda s: s.stats.prefilled_tokens),
     ("generation_tokens", "Tokens drawn", lambda s: s.stats.generated_tokens),
+    ("drafted_tokens", "Guessed tokens that were computed", lambda s: s.stats.drafted_tokens),
+    ("accepted_draft_tokens", "Guessed tokens that were drawn", lambda s: s.stats.accepted_tokens),
     ("engine_steps", "Steps of the engine", lambda s: s.stats.num_steps),
     ("engine_compute_seconds", "Time of the engine thread given to the model", lambda s: s.stats.compute_s),
     ("kv_grows", "Times the KV cache was granted memory", lambda s: s.stats.num_kv_grows),
@@ -118,6 +120,13 @@ class SampleCollector:
             for reason, count in sorted(model.stats.finished.items()):
                 ends.add_metric([model.model, reason], count)
         yield ends
+        steps = core.CounterMetricFamily(
+            "naru_decode_steps", "Steps that decode, by why they had guessed tokens or none", labels=["model", "drafts"]
+        )
+        for model in sample.models:
+            for reason, count in model.stats.draft_reasons.items():
+                steps.add_metric([model.model, reason], count)
+        yield steps
 
 
 def _residency(sample: WorkerSample) -> Iterable[Any]:

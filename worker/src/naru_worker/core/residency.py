@@ -37,6 +37,7 @@ _AT_LEAST_1 = (
     "kv_cache_bytes",
     "kv_cache_min_bytes",
     "max_batch_size",
+    "max_draft_tokens",
 )
 
 
@@ -56,6 +57,10 @@ class LoadOptions:
     """Of models that do not generate: most inputs computed at once."""
     max_batch_delay_s: float | None = None
     """And how long the first of a batch waits for more."""
+    speculation: str | None = None
+    """``auto``: guessed tokens are computed where they pay; ``off``."""
+    max_draft_tokens: int | None = None
+    """Most guessed tokens of one sequence in one step."""
 
     def __post_init__(self) -> None:
         """Checks ranges.
@@ -71,6 +76,10 @@ class LoadOptions:
             raise InvalidRequest(
                 f"max_batch_delay_s is {self.max_batch_delay_s}; it must be in [0, {MAX_BATCH_DELAY_S:g}]",
                 param="max_batch_delay_s",
+            )
+        if self.speculation not in (None, "auto", "off"):
+            raise InvalidRequest(
+                f"speculation is {self.speculation[:40]!r}; it must be auto or off", param="speculation"
             )
         if self.kv_cache_bytes is not None and (self.kv_cache_min_bytes or 0) > self.kv_cache_bytes:
             raise InvalidRequest(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from naru_worker.core.draft_choice import DraftReason
-
 
 @dataclass(slots=True)
 class SchedulerCounters:
@@ -22,6 +20,6 @@ class SchedulerCounters:
     drafted_tokens: int = 0
     """Guessed tokens that were computed; see `core.speculation`."""
     accepted_tokens: int = 0
-    """Of these, the ones that were output."""
-    draft_reasons: dict[DraftReason, int] = field(default_factory=dict)
-    """Steps that decode, by why they had drafts or none."""
+    """Of these, the ones that were drawn."""
+    draft_reasons: dict[str, int] = field(default_factory=dict)
+    """Steps that decode, by why they had drafts or none: values of `DraftReason`. All of them from the beginning."""

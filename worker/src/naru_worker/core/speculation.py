@@ -35,6 +35,7 @@ class Speculation:
         self._kv = kv
         self._counters = counters
         self._odds = DraftOdds(_HALF_LIFE_GUESSES)
+        counters.draft_reasons.update(dict.fromkeys((reason.value for reason in DraftReason), 0))
 
     def add_drafts(self, draft: StepDraft) -> None:
         """Adds drafts to rows that decode, as far as they pay and there is room."""
@@ -45,8 +46,7 @@ class Speculation:
             reason = DraftReason.LARGE_BATCH
         else:
             reason = self._choose(draft, decodes)
-        reasons = self._counters.draft_reasons
-        reasons[reason] = reasons.get(reason, 0) + 1
+        self._counters.draft_reasons[reason.value] += 1
 
     def _choose(self, draft: StepDraft, decodes: list[Share]) -> DraftReason:
         guessing: list[tuple[Share, DraftSource]] = []

@@ -349,6 +349,9 @@ class ModelEngine:
         stats.prefix_hit_tokens = counters.prefix_hit_tokens
         stats.prefilled_tokens = counters.prefilled_tokens
         stats.generated_tokens = counters.generated_tokens
+        stats.drafted_tokens = counters.drafted_tokens
+        stats.accepted_tokens = counters.accepted_tokens
+        stats.draft_reasons = counters.draft_reasons
         stats.num_waiting_tokens = scheduler.num_waiting_tokens
         stats.prefill_tokens_per_s = self._rates.prefill_tokens_per_s
         stats.decode_step_s = self._rates.decode_step_s

@@ -28,6 +28,8 @@ class EngineOptions:
     max_num_seqs: int
     max_num_batched_tokens: int
     enable_prefix_caching: bool
+    max_draft_tokens: int
+    """0: no speculation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class ModelSize:
     enable_prefix_caching: bool
     reason: str
     """Why it is less than the model could use, where it is."""
+    max_draft_tokens: int = 0
+    """0: no speculation."""
 
 
 def merge_options(settings: EngineSettings, options: LoadOptions) -> EngineOptions:
@@ -70,7 +74,9 @@ def merge_options(settings: EngineSettings, options: LoadOptions) -> EngineOptio
             param="max_num_batched_tokens",
         )
     caching = settings.enable_prefix_caching if options.enable_prefix_caching is None else options.enable_prefix_caching
-    return EngineOptions(num_seqs, num_tokens, caching)
+    is_guessing = (options.speculation or settings.speculation) == "auto"
+    num_drafts = (options.max_draft_tokens or settings.max_draft_tokens) if is_guessing else 0
+    return EngineOptions(num_seqs, num_tokens, caching, num_drafts)
 
 
 def runner_options(settings: EngineSettings, options: EngineOptions, max_model_len: int, threads: int) -> RunnerOptions:
@@ -135,5 +141,12 @@ def size_model(
         kv_format=base.kv_format,
     )
     return ModelSize(
-        footprint, limits, facts.kv_block_bytes, layout, floor_blocks, engine.enable_prefix_caching, plan.reason
+        footprint,
+        limits,
+        facts.kv_block_bytes,
+        layout,
+        floor_blocks,
+        engine.enable_prefix_caching,
+        plan.reason,
+        engine.max_draft_tokens,
     )

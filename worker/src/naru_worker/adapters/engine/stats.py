@@ -63,6 +63,12 @@ class EngineStats:
     prefix_hit_tokens: int = 0
     prefilled_tokens: int = 0
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    """Guessed tokens that were computed; see `core.speculation`."""
+    accepted_tokens: int = 0
+    """Of these, the ones that were drawn."""
+    draft_reasons: dict[str, int] = field(default_factory=dict)
+    """Steps that decode, by why they had drafts or none; empty where there is no speculation."""
     prompt_tokens: int = 0
     """Prompt tokens of requests that began, cached ones included."""
     finished: dict[str, int] = field(default_factory=dict)

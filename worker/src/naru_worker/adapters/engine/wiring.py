@@ -100,6 +100,7 @@ def build_engine(room: EngineRoom, parts: ModelParts, runner: Runner) -> LoadedM
         max_model_len=options.max_model_len,
         eos_token_ids=tuple(sorted(eos_ids)),
         vocab_size=config.vocab_size,
+        max_draft_tokens=size.max_draft_tokens,
     )
     tokens = TokenTable(parts.tokenizer)
     engine = ModelEngine(

@@ -162,6 +162,8 @@ async def stats_message(loop: EngineLoop, model: LoadedModel) -> worker_pb2.Mode
         num_steps=stats.num_steps,
         generated_tokens=stats.generated_tokens,
         prefilled_tokens=stats.prefilled_tokens,
+        drafted_tokens=stats.drafted_tokens,
+        accepted_tokens=stats.accepted_tokens,
     )
 
 

@@ -35,6 +35,8 @@ _OPTION_FIELDS = (
     "kv_cache_min_bytes",
     "max_batch_size",
     "max_batch_delay_s",
+    "speculation",
+    "max_draft_tokens",
 )
 _TIERS = {
     worker_pb2.TIER_UNSPECIFIED: Tier.ACTIVE,
