@@ -30,6 +30,8 @@ requests = st.tuples(
             "n": st.integers(1, 3),
             "temperature": st.sampled_from([0.0, 1.0]),
             "repetition_penalty": st.sampled_from([1.0, 1.0, 1.4]),
+            # With two letters to choose from, a text repeats itself, and guesses are right now and then.
+            "logit_bias": st.sampled_from([(), ((97, 20.0), (98, 20.0))]),
         },
         optional={"stop": st.just(("e", "xy")), "prompt_logprobs": st.just(1), "min_tokens": st.integers(0, 1)},
     ),
@@ -87,8 +89,10 @@ def be_late(runner: ToyRunner, num_times: int) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(acts, st.booleans())
-def test_every_request_ends_once_and_nothing_is_lost(script: list[tuple[object, ...]], grows: bool) -> None:
+@given(acts, st.booleans(), st.sampled_from([0, 2, 8]))
+def test_every_request_ends_once_and_nothing_is_lost(
+    script: list[tuple[object, ...]], grows: bool, max_draft_tokens: int
+) -> None:
     # Chunks of 3 blocks, a byte each; the budget has room for all of them while nobody else takes any.
     ledger = MemoryLedger(39, soft_ratio=0.8)
     layout = KVLayout(3, 3, 12, 2, 3)
@@ -101,6 +105,7 @@ def test_every_request_ends_once_and_nothing_is_lost(script: list[tuple[object, 
         clock=lambda: next(ticks) / 100,
         make_space=(lambda runner: KVSpace("toy", ledger, runner, layout)) if grows else None,
         memory_wait_s=1e9,
+        max_draft_tokens=max_draft_tokens,
     )
     outbox: list[SequenceDelta] = []
     submitted: list[tuple[str, dict[str, object]]] = []

@@ -29,12 +29,20 @@ def engine_over(
     max_num_seqs: int = 32,
     max_model_len: int = 256,
     enable_prefix_caching: bool = True,
+    max_draft_tokens: int = 0,
 ) -> tuple[ModelEngine, Scheduler]:
     """An engine, and its scheduler. `num_blocks`: of those that the runner has."""
     kv = runner.kv
     num_blocks = num_blocks or kv.num_blocks
     options = RunnerOptions(kv.block_size, num_blocks, max_num_batched_tokens, max_num_seqs, max_model_len)
-    limits = SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, eos_token_ids, vocab_size=vocab_limit)
+    limits = SchedulerConfig(
+        max_num_seqs,
+        max_num_batched_tokens,
+        max_model_len,
+        eos_token_ids,
+        vocab_size=vocab_limit,
+        max_draft_tokens=max_draft_tokens,
+    )
     blocks = KVManager(num_blocks, kv.block_size, model_revision="r", enable_prefix_caching=enable_prefix_caching)
     scheduler = Scheduler(limits, blocks)
     return ModelEngine(scheduler, runner, options, TokenTable(vocabulary), vocab_limit), scheduler

@@ -201,6 +201,7 @@ def toy_engine(
     revision: str = "",
     make_space: Callable[[ToyRunner], KVSpace] | None = None,
     memory_wait_s: float = 10.0,
+    max_draft_tokens: int = 0,
 ) -> tuple[ModelEngine, ToyRunner, Scheduler]:
     """An engine over a toy model, and its parts. `make_space`: its KV cache grows there; else it is all there."""
     options = RunnerOptions(block_size, num_blocks, max_num_batched_tokens, max_num_seqs, max_model_len)
@@ -213,9 +214,15 @@ def toy_engine(
         enable_prefix_caching=enable_prefix_caching,
         growth=space,
     )
-    scheduler = Scheduler(
-        SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, (EOS,), vocab_size=VOCAB_SIZE), kv
+    limits = SchedulerConfig(
+        max_num_seqs,
+        max_num_batched_tokens,
+        max_model_len,
+        (EOS,),
+        vocab_size=VOCAB_SIZE,
+        max_draft_tokens=max_draft_tokens,
     )
+    scheduler = Scheduler(limits, kv)
     tokens = TokenTable(ToyTokenizer())
     engine = ModelEngine(scheduler, runner, options, tokens, NUM_TOKENS, clock, space, memory_wait_s)
     return engine, runner, scheduler

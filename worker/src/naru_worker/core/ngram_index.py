@@ -18,8 +18,6 @@ MAX_MATCH = 16
 MAX_CANDIDATES = 8
 """Earlier places that one search looks at, the newest first."""
 _MIN_SLOTS = 256
-_MULTIPLIER = 40503
-"""Knuth's for 16 bits: spreads neighbouring ids over all slots."""
 
 
 class NgramIndex:
@@ -52,7 +50,7 @@ class NgramIndex:
         before = token_ids[start - 1]
         for place in range(start, num_tokens):
             token_id = token_ids[place]
-            slot = (before * _MULTIPLIER ^ token_id) & mask
+            slot = hash((before, token_id)) & mask
             links.append(heads[slot])
             heads[slot] = place
             before = token_id

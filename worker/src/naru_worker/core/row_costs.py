@@ -13,7 +13,7 @@ from __future__ import annotations
 HALF_LIFE_STEPS = 64.0
 EXPECTED_SLOPE = 0.3
 """Of a step of one row, for each row more: rather too much, so that measuring it costs little."""
-MAX_DEVIATION = 2.0
+MAX_DEVIATION = 3.0
 """A step that took longer than so many times what was expected is taken for one that took that: somebody disturbed."""
 _PULL = 8.0
 """How much the expected slope counts: as so many steps that lie one row apart from the mean."""
