@@ -38,7 +38,19 @@ const uint8_t* fetch_from(const uint8_t* at, const Run& run, const Run& then) {
   return then.begin == nullptr ? at : then.begin + (offset - run.bytes);
 }
 
-void run_panel(const Linear& job, const Segment& s, int index, const uint8_t* panel, const uint8_t* ahead) {
+}  // namespace
+
+void put_tile(const Linear& job, const float* y, int ldy, int row, int rows, int column, int columns) {
+  for (int m = 0; m < rows; ++m) {
+    V16 v = load16(y + m * ldy);
+    float* out = job.out + static_cast<size_t>(row + m) * job.ld + column;
+    if (job.w->bias != nullptr) v = v + load16(job.w->bias + column);
+    if (job.add) v = v + load16n(out, columns);
+    store16n(out, v, columns);
+  }
+}
+
+void vector_panel(const Linear& job, const Segment& s, int index, const uint8_t* panel, const uint8_t* ahead) {
   const int k = job.w->k;
   const int column = s.first_row + index * kPanel;
   const int left = s.rows - index * kPanel;
@@ -56,51 +68,6 @@ void run_panel(const Linear& job, const Segment& s, int index, const uint8_t* pa
     ahead = panel;  // once is enough: from here on the requests hit the L1 cache
   }
 }
-
-}  // namespace
-
-void put_tile(const Linear& job, const float* y, int ldy, int row, int rows, int column, int columns) {
-  for (int m = 0; m < rows; ++m) {
-    V16 v = load16(y + m * ldy);
-    float* out = job.out + static_cast<size_t>(row + m) * job.ld + column;
-    if (job.w->bias != nullptr) v = v + load16(job.w->bias + column);
-    if (job.add) v = v + load16n(out, columns);
-    store16n(out, v, columns);
-  }
-}
-
-#if defined(__AMX_TILE__)
-namespace {
-
-// Work goes in pairs of panels, so that activations are loaded once for 32 outputs.
-int num_pairs(const Matrix& w) {
-  int n = 0;
-  for (int i = 0; i < w.num_segments; ++i) n += (w.segments[i].panels + 1) / 2;
-  return n;
-}
-
-void linear_in_tiles(const Linear& job, Pool* pool, int member) {
-  float_tile_shapes();
-  Pool::Share share = pool->share(member, num_pairs(*job.w));
-  for (int p = pool->claim(&share); p >= 0; p = pool->claim(&share)) {
-    const Segment* s = job.w->segments;
-    int at = p;
-    for (; at >= (s->panels + 1) / 2; ++s) at -= (s->panels + 1) / 2;
-    const int index = at * 2, count = s->panels - index < 2 ? 1 : 2;
-    if (is_quantized(s->format)) {
-      float_tile_panels(job, *s, index, count);
-      continue;
-    }
-    for (int i = index; i < index + count; ++i) {
-      const uint8_t* panel = s->data + static_cast<size_t>(i) * s->panel_bytes;
-      run_panel(job, *s, i, panel, panel);
-    }
-  }
-  release_tiles();
-}
-
-}  // namespace
-#endif
 
 void linear(const Linear& job, Pool* pool, int member) {
 #if defined(__AMX_TILE__)
@@ -122,7 +89,7 @@ void linear(const Linear& job, Pool* pool, int member) {
       continue;
     }
 #endif
-    run_panel(job, s, p - s.first_panel, panel, ahead);
+    vector_panel(job, s, p - s.first_panel, panel, ahead);
   }
 #if defined(__AMX_TILE__)
   if (bytes) release_tiles();

@@ -65,10 +65,14 @@ struct Linear {
   bool tiles;            // quantized weights meet bf16 activations in AMX tiles
   const Matrix* then;    // the next linear layer of the tape, fetched towards the end; may be null
   float* scratch;        // the member's own, 64-byte aligned: tile_scratch_floats(k)
+  const Activations* gated = nullptr;  // in tiles: silu(first half of the columns) * second half goes here, not to out
 };
 
 // Adds bias and residual and stores a tile of rows x columns (at most 16) whose row stride is `ldy`.
 void put_tile(const Linear& job, const float* y, int ldy, int row, int rows, int column, int columns);
+
+// All rows of one panel, on the vector unit; meanwhile as many bytes as the panel has are fetched from `ahead`.
+void vector_panel(const Linear& job, const Segment& s, int index, const uint8_t* panel, const uint8_t* ahead);
 
 // Inside a pool job, by all members; no barrier.
 void linear(const Linear& job, Pool* pool, int member);

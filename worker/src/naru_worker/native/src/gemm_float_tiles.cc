@@ -1,7 +1,11 @@
 // Prompt tokens: weights unpacked to bf16, a pair of panels at a time, and multiplied without scaling.
+//
+// The work is cut into pairs of panels times blocks of rows. A member's first units are all the pairs of its own rows, so
+// that a layer reads what the same member wrote, from its own L2 cache. While the tiles multiply by one pair of panels,
+// the vector unit unpacks the next.
 #include "gemm_tiles.h"
-#include "pairs.h"
-#include "tile_scales.h"
+#include "tile_gate.h"
+#include "tile_unpack.h"
 
 #if defined(__AMX_TILE__)
 
@@ -9,161 +13,325 @@ namespace naru {
 namespace {
 
 constexpr int kTile = kTileRows;  // rows of activations, columns of output
+constexpr int kSide = 2 * kTile;  // rows and columns of the four tiles that accumulate
 
-// Columns are taken in blocks of at most this many tiles: 96 KB of unpacked weights for a pair of panels, a small part of
-// the L2 cache. Smaller blocks that fit the L1 cache were no faster.
-constexpr int kBlockSteps = 48;
+// Columns are taken in blocks of at most this many tiles: 36 KB of unpacked weights stay in the L1 cache, and activations
+// pass through it without pushing them out.
+constexpr int kBlockSteps = 18;
+constexpr size_t kPairHalves = size_t{2} * kBlockSteps * 512;
 
-// Four columns held in the bytes (or nibbles at bit `at`) of each lane, to two registers of pairs.
-template <int F>
-NARU_INLINE void unpack_quad(__m512i v, int at, const Scales& w, uint16_t* out) {
-  __m512 x[4];
-  if (F == kW8 || F == kW6K) {
-    const __m512i mask = _mm512_set1_epi32(255);
-    const __m512 m = _mm512_mul_ps(w.d, _mm512_set1_ps(-128.f));
-    for (int c = 0; c < 4; ++c)
-      x[c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, 8 * c), mask)), w.d, m);
-  } else {
-    // A permutation looks at the lowest four bits of a lane only: mask and conversion in one.
-    const __m512 table = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    for (int c = 0; c < 4; ++c)
-      x[c] = _mm512_fmadd_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(v, 8 * c + at), table), w.d, w.m);
+// Rows of one unit of work, at most.
+constexpr int kBlockRows = 256;
+
+struct Panel {
+  const Segment* segment;
+  int index;
+  const uint8_t* data() const { return segment->data + static_cast<size_t>(index) * segment->panel_bytes; }
+  int column() const { return segment->first_row + index * kPanel; }
+  int columns() const {
+    const int left = segment->rows - index * kPanel;
+    return left < kPanel ? left : kPanel;
   }
-  _mm512_store_si512(out, bf16_pair(x[0], x[1]));
-  _mm512_store_si512(out + 32, bf16_pair(x[2], x[3]));
+};
+
+// Two panels (or one, at the odd end of a segment) and the rows [row, row + rows) that meet them.
+struct Piece {
+  Panel panels[2];
+  int count = 0;  // 0: none
+  int row = 0;
+  int rows = 0;
+};
+
+Panel panel_at(const Matrix& w, int panel) {
+  const Segment* s = w.segments;
+  while (panel >= s->first_panel + s->panels) ++s;
+  return Panel{s, panel - s->first_panel};
 }
 
-// Groups [begin, end) of a panel as bf16 tiles, [group][16 column pairs][16 rows][2].
-template <int F>
-void unpack_floats(const uint8_t* panel, int begin, int end, uint16_t* out) {
-  constexpr Unit u = unit_of(F);
-  for (int g = begin; g < end; ++g, out += 512) {
-    const int i = g % u.groups;
-    const uint8_t* unit = panel + static_cast<size_t>(g / u.groups) * u.bytes;
-    const uint8_t* q = unit + i * u.quants;
-    if (F == kW8 || F == kW6K) {
-      for (int j = 0; j < 8; ++j) {
-        Scales w{};
-        if (F == kW8) {
-          w = scales<kW8>(unit, i);
-        } else {
-          const __m128i sc = _mm_loadu_si128(
-              reinterpret_cast<const __m128i*>(unit + scale_at(kW6K, i) + (j / 4) * kPanel));
-          w.d = _mm512_mul_ps(halves(unit + kW6KSuperAt), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sc)));
-        }
-        unpack_quad<F>(_mm512_load_si512(q + j * 64), 0, w, out + j * 64);
-      }
-    } else {
-      const Scales w = scales<F>(unit, i);
-      for (int j = 0; j < 4; ++j) {
-        const __m512i v = _mm512_load_si512(q + j * 64);
-        unpack_quad<F>(v, 0, w, out + j * 64);
-        unpack_quad<F>(v, 4, w, out + 256 + j * 64);
-      }
+int num_pairs(const Linear& job) {
+  if (job.gated != nullptr) return job.w->panels / 2;
+  int n = 0;
+  for (int i = 0; i < job.w->num_segments; ++i) n += (job.w->segments[i].panels + 1) / 2;
+  return n;
+}
+
+// Gates meet what they gate; otherwise neighbours of a segment.
+void pair_at(const Linear& job, int pair, Piece* piece) {
+  if (job.gated != nullptr) {
+    piece->panels[0] = panel_at(*job.w, pair);
+    piece->panels[1] = panel_at(*job.w, pair + job.w->panels / 2);
+    piece->count = 2;
+    return;
+  }
+  const Segment* s = job.w->segments;
+  for (; pair >= (s->panels + 1) / 2; ++s) pair -= (s->panels + 1) / 2;
+  piece->panels[0] = Panel{s, 2 * pair};
+  piece->panels[1] = Panel{s, 2 * pair + 1};
+  piece->count = 2 * pair + 1 < s->panels ? 2 : 1;
+}
+
+// Unpacks one block of columns of a piece, group by group: [group][panel][512].
+class Unpacking {
+ public:
+  void start(const Piece& piece, int begin, int end, uint16_t* out) {
+    count_ = piece.count;
+    for (int i = 0; i < count_; ++i) {
+      unpack_[i] = group_unpacker(piece.panels[i].segment->format);
+      unit_[i] = unit_of(piece.panels[i].segment->format);
+      panel_[i] = piece.panels[i].data();
+    }
+    begin_ = begin;
+    out_ = out;
+    done_ = 0;
+    total_ = count_ * (end - begin);
+  }
+  void stop() { total_ = done_ = 0; }
+  int left() const { return total_ - done_; }
+
+  void one() {
+    const int i = count_ == 2 ? done_ & 1 : 0;
+    const int g = begin_ + (count_ == 2 ? done_ >> 1 : done_);
+    unpack_[i](panel_[i] + static_cast<size_t>(g / unit_[i].groups) * unit_[i].bytes, g % unit_[i].groups,
+               out_ + static_cast<size_t>(done_) * 512);
+    ++done_;
+  }
+  void rest() {
+    while (done_ < total_) one();
+  }
+
+ private:
+  UnpackGroup unpack_[2];
+  Unit unit_[2];
+  const uint8_t* panel_[2];
+  int count_ = 0, begin_ = 0, done_ = 0, total_ = 0;
+  uint16_t* out_ = nullptr;
+};
+
+// Where sums lie: four tiles, in memory with this stride.
+struct Sums {
+  float* at;
+  size_t stride;  // floats
+};
+
+NARU_INLINE void load_sums(const Sums& s) {
+  const size_t bytes = s.stride * sizeof(float);
+  float* below = s.at + kTile * s.stride;
+  _tile_loadd(0, s.at, bytes);
+  _tile_loadd(1, s.at + kTile, bytes);
+  _tile_loadd(2, below, bytes);
+  _tile_loadd(3, below + kTile, bytes);
+}
+
+NARU_INLINE void store_sums(const Sums& s) {
+  const size_t bytes = s.stride * sizeof(float);
+  float* below = s.at + kTile * s.stride;
+  _tile_stored(0, s.at, bytes);
+  _tile_stored(1, s.at + kTile, bytes);
+  _tile_stored(2, below, bytes);
+  _tile_stored(3, below + kTile, bytes);
+}
+
+NARU_INLINE void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+// Tiles 0..3 += 32 rows times a pair of panels. 4 and 5 are activations, passed by the L1 cache; 6 and 7 weights.
+// Meanwhile `quota` groups are unpacked.
+void multiply_pair(const bf16* a, size_t tile_row, const uint16_t* b, int steps, int quota, Unpacking* unpacking) {
+  for (; quota > steps; --quota) unpacking->one();
+  int due = 0;
+  for (int t = 0; t < steps; ++t, a += 512, b += 1024) {
+    _tile_stream_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + 512, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_stream_loadd(5, a + tile_row, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    due += quota;
+    if (due >= steps) {
+      due -= steps;
+      unpacking->one();
     }
   }
 }
 
-void unpack_any(const Segment& s, const uint8_t* panel, int begin, int end, uint16_t* out) {
-  switch (s.format) {
-    case kW4:
-      return unpack_floats<kW4>(panel, begin, end, out);
-    case kW4M:
-      return unpack_floats<kW4M>(panel, begin, end, out);
-    case kW8:
-      return unpack_floats<kW8>(panel, begin, end, out);
-    case kW4K:
-      return unpack_floats<kW4K>(panel, begin, end, out);
-    default:
-      return unpack_floats<kW6K>(panel, begin, end, out);
-  }
-}
-
-// 32 x 32 outputs, added to y (row stride 32) unless it is the first part of the columns. Tiles 0..3 accumulate, 4 and 5
-// are activations, 6 and 7 weights.
-void product_2x2(const bf16* a, size_t tile_row, const uint16_t* b, size_t panel, int steps, bool first, float* y) {
-  if (first) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, y, 128);
-    _tile_loadd(1, y + 16, 128);
-    _tile_loadd(2, y + 512, 128);
-    _tile_loadd(3, y + 528, 128);
-  }
+// The same by one panel; tiles 1 and 3 stay what they are.
+void multiply_one(const bf16* a, size_t tile_row, const uint16_t* b, int steps) {
   for (int t = 0; t < steps; ++t, a += 512, b += 512) {
-    _tile_loadd(4, a, 64);
+    _tile_stream_loadd(4, a, 64);
     _tile_loadd(6, b, 64);
-    _tile_loadd(5, a + tile_row, 64);
-    _tile_loadd(7, b + panel, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, y, 128);
-  _tile_stored(1, y + 16, 128);
-  _tile_stored(2, y + 512, 128);
-  _tile_stored(3, y + 528, 128);
-}
-
-void product_2x1(const bf16* a, size_t tile_row, const uint16_t* b, int steps, bool first, float* y) {
-  if (first) {
-    _tile_zero(0);
-    _tile_zero(2);
-  } else {
-    _tile_loadd(0, y, 128);
-    _tile_loadd(2, y + 512, 128);
-  }
-  for (int t = 0; t < steps; ++t, a += 512, b += 512) {
-    _tile_loadd(4, a, 64);
-    _tile_loadd(6, b, 64);
-    _tile_loadd(5, a + tile_row, 64);
+    _tile_stream_loadd(5, a + tile_row, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(2, 5, 6);
   }
-  _tile_stored(0, y, 128);
-  _tile_stored(2, y + 512, 128);
 }
+
+// A member's way through its pieces.
+class Walk {
+ public:
+  Walk(const Linear& job, Pool* pool, int member)
+      : job_(job),
+        pool_(pool),
+        steps_(job.w->k / kGroup),
+        blocks_((steps_ + kBlockSteps - 1) / kBlockSteps),
+        pairs_(num_pairs(job)),
+        row_blocks_((job.rows + kBlockRows - 1) / kBlockRows),
+        share_(pool->share(member, pairs_ * row_blocks_)) {
+    uint16_t* b = reinterpret_cast<uint16_t*>(job.scratch);
+    weights_[0] = b;
+    weights_[1] = b + kPairHalves;
+    sums_ = job.scratch + kPairHalves;  // two buffers of halves
+    y_ = sums_ + kBlockRows * kSide;
+  }
+
+  void run() {
+    Piece piece = next();
+    if (piece.count == 0) return;
+    unpacking_.start(piece, 0, block_end(0), weights_[0]);
+    unpacking_.rest();
+    int at = 0;
+    while (piece.count != 0) {
+      Piece after{};
+      for (int block = 0; block < blocks_; ++block, at ^= 1) {
+        const bool last = block + 1 == blocks_;
+        if (last) after = next();
+        const int coming = last ? 0 : block + 1;
+        if (!last || after.count != 0)
+          unpacking_.start(last ? after : piece, block_end(coming - 1), block_end(coming), weights_[at ^ 1]);
+        else
+          unpacking_.stop();
+        settle(weights_[at]);
+        multiply(piece, block, weights_[at]);
+        unpacking_.rest();
+      }
+      piece = after;
+    }
+  }
+
+ private:
+  int block_end(int block) const { return steps_ * (block + 1) / blocks_; }
+
+  // The next piece in tiles; those of floats are done at once.
+  Piece next() {
+    for (;;) {
+      Piece piece{};
+      const int unit = pool_->claim(&share_);
+      if (unit < 0) return piece;
+      const int block = unit / pairs_, tiles = (job_.rows + kSide - 1) / kSide;
+      piece.row = tiles * block / row_blocks_ * kSide;
+      const int end = tiles * (block + 1) / row_blocks_ * kSide;
+      piece.rows = (end < job_.rows ? end : job_.rows) - piece.row;
+      pair_at(job_, unit % pairs_, &piece);
+      if (is_quantized(piece.panels[0].segment->format)) return piece;
+      for (int i = 0; i < piece.count; ++i) by_floats(piece, piece.panels[i]);
+    }
+  }
+
+  void by_floats(const Piece& piece, const Panel& panel) {
+    Linear part = job_;
+    Activations x = *job_.x;
+    x.f += static_cast<size_t>(piece.row) * x.ld;
+    part.x = &x;
+    part.rows = piece.rows;
+    part.out += static_cast<size_t>(piece.row) * part.ld;
+    vector_panel(part, *panel.segment, panel.index, panel.data(), panel.data());
+  }
+
+  void multiply(const Piece& piece, int block, const uint16_t* b) {
+    const int begin = block_end(block - 1), steps = block_end(block) - begin;
+    const size_t tile_row = static_cast<size_t>(steps_) * 512;
+    const int sides = (piece.rows + kSide - 1) / kSide;
+    for (int i = 0; i < sides; ++i) {
+      const int row = piece.row + i * kSide;
+      const bf16* a = job_.x->h + static_cast<size_t>(row / kTile) * tile_row + static_cast<size_t>(begin) * 512;
+      const Sums sums{sums_ + static_cast<size_t>(i) * kSide * kSide, kSide};
+      const bool whole = is_whole(piece, i * kSide);
+      if (block > 0)
+        load_sums(sums);
+      else if (job_.add)
+        load_residual(piece, row, whole);
+      else
+        zero_sums();
+      const int quota = (unpacking_.left() + sides - i - 1) / (sides - i);
+      if (piece.count == 2)
+        multiply_pair(a, tile_row, b, steps, quota, &unpacking_);
+      else
+        multiply_one(a, tile_row, b, steps);
+      if (block + 1 < blocks_)
+        store_sums(sums);
+      else
+        put(piece, row, whole);
+    }
+  }
+
+  // Whether the four tiles are stored as they are.
+  bool is_whole(const Piece& piece, int offset) const {
+    return job_.gated == nullptr && job_.w->bias == nullptr && piece.count == 2 && offset + kSide <= piece.rows &&
+           piece.panels[1].columns() == kPanel;
+  }
+
+  Sums out_at(const Piece& piece, int row) const {
+    return Sums{job_.out + static_cast<size_t>(row) * job_.ld + piece.panels[0].column(), job_.ld};
+  }
+
+  // Before the products, whether the tiles are whole or not: the order of additions is one.
+  void load_residual(const Piece& piece, int row, bool whole) {
+    if (whole) return load_sums(out_at(piece, row));
+    const int left = piece.row + piece.rows - row, rows = left < kSide ? left : kSide;
+    for (int i = 0; i < piece.count; ++i) {
+      const Panel& panel = piece.panels[i];
+      for (int m = 0; m < rows; ++m)
+        store16(y_ + m * kSide + i * kTile,
+                load16n(job_.out + static_cast<size_t>(row + m) * job_.ld + panel.column(), panel.columns()));
+    }
+    settle(y_);
+    load_sums(Sums{y_, kSide});
+  }
+
+  void put(const Piece& piece, int row, bool whole) {
+    if (whole) return store_sums(out_at(piece, row));
+    store_sums(Sums{y_, kSide});
+    settle(y_);
+    const int left = piece.row + piece.rows - row, rows = left < kSide ? left : kSide;
+    const int column = piece.panels[0].column();
+    if (job_.gated != nullptr) {
+      const float* bias = job_.w->bias;
+      gate_tile(y_, kSide, rows, bias == nullptr ? nullptr : bias + column,
+                bias == nullptr ? nullptr : bias + piece.panels[1].column(), *job_.gated, row, column);
+      return;
+    }
+    Linear part = job_;
+    part.add = false;  // done
+    for (int i = 0; i < piece.count; ++i)
+      put_tile(part, y_ + i * kTile, kSide, row, rows, piece.panels[i].column(), piece.panels[i].columns());
+  }
+
+  const Linear& job_;
+  Pool* pool_;
+  int steps_, blocks_, pairs_, row_blocks_;
+  Pool::Share share_;
+  uint16_t* weights_[2];
+  float *sums_, *y_;
+  Unpacking unpacking_;
+};
 
 }  // namespace
 
 size_t tile_scratch_floats(int k) {
-  const size_t unpacked = static_cast<size_t>(k) * kPanel / 4;                    // bytes of one panel
-  const size_t blocks = 2 * kBlockSteps * 512 / 2 + kMaxTileRows * 32;            // bf16 of two panels, sums
-  return (unpacked > blocks ? unpacked : blocks) + 64;
+  const size_t bytes_way = static_cast<size_t>(k) * kPanel / 4;                       // bytes of one panel
+  const size_t floats_way = kPairHalves + (kBlockRows + kSide) * size_t{kSide};       // weights, sums, four tiles
+  return (bytes_way > floats_way ? bytes_way : floats_way) + 64;
 }
 
-void float_tile_panels(const Linear& job, const Segment& s, int index, int count) {
-  const int steps = job.w->k / kGroup;
-  const size_t tile_row = static_cast<size_t>(steps) * 512;
-  uint16_t* b = reinterpret_cast<uint16_t*>(job.scratch);
-  float* sums = job.scratch + kBlockSteps * 512;
-  const int blocks = (steps + kBlockSteps - 1) / kBlockSteps;
-  const int column = s.first_row + index * kPanel;
-  const int left = s.rows - index * kPanel;
-  for (int block = 0; block < blocks; ++block) {
-    const int begin = steps * block / blocks, end = steps * (block + 1) / blocks;
-    const size_t panel = static_cast<size_t>(end - begin) * 512;
-    for (int i = 0; i < count; ++i)
-      unpack_any(s, s.data + static_cast<size_t>(index + i) * s.panel_bytes, begin, end, b + i * panel);
-    settle(b);
-    for (int row = 0; row < job.rows; row += 32) {
-      const bf16* a = job.x->h + static_cast<size_t>(row / kTile) * tile_row + static_cast<size_t>(begin) * 512;
-      float* y = sums + static_cast<size_t>(row) * 32;
-      if (count == 2)
-        product_2x2(a, tile_row, b, panel, end - begin, block == 0, y);
-      else
-        product_2x1(a, tile_row, b, end - begin, block == 0, y);
-      if (block + 1 < blocks) continue;
-      const int rows = job.rows - row < 32 ? job.rows - row : 32;
-      put_tile(job, y, 32, row, rows, column, left < kPanel ? left : kPanel);
-      if (count == 2)
-        put_tile(job, y + 16, 32, row, rows, column + kPanel, left - kPanel < kPanel ? left - kPanel : kPanel);
-    }
-  }
+void linear_in_tiles(const Linear& job, Pool* pool, int member) {
+  float_tile_shapes();
+  Walk(job, pool, member).run();
+  release_tiles();
 }
 
 }  // namespace naru

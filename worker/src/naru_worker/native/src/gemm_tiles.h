@@ -28,8 +28,8 @@ bool has_byte_tiles(int format);
 // All rows of one panel, by bytes.
 void byte_tile_panel(const Linear& job, const Segment& s, int index, const uint8_t* panel, const uint8_t* ahead);
 
-// All rows of panels [index, index + count) of a quantized segment, count 1 or 2, by bf16.
-void float_tile_panels(const Linear& job, const Segment& s, int index, int count);
+// Inside a pool job, by all members: prompt tokens' rows, by bf16.
+void linear_in_tiles(const Linear& job, Pool* pool, int member);
 
 #else
 

@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include "gemm_tiles.h"
+#include "rowops.h"
 #include "tiles.h"
 
 namespace naru {
@@ -135,6 +137,21 @@ uint64_t Model::needed_by(const Instruction& op) const {
   }
 }
 
+// Where prompt tokens' gated activation goes when their linear layer computes it too: the activation is the next
+// instruction, all it makes are tiles of bf16, and gates lie whole panels before what they gate.
+const Activations* Model::gated_by(size_t index) const {
+  if (!kHasTiles || index + 1 >= tape_.size()) return nullptr;
+  const Instruction& op = tape_[index];
+  const Instruction& act = tape_[index + 1];
+  if (op.op != kLinear || op.tail != 0 || act.op != kAct || act.kind != kSwiglu || act.src != op.dst) return nullptr;
+  const Activations& to = buffers_[act.dst].a;
+  const Matrix& w = *matrices_[op.weight];
+  for (int i = 0; i < w.num_segments; ++i)
+    if (!is_quantized(w.segments[i].format)) return nullptr;
+  const bool whole = w.panels * kPanel == w.n && w.n == 2 * to.width && to.width % kGroup == 0;
+  return whole && to.h != nullptr && to.wants_q && !to.wants_f ? &to : nullptr;
+}
+
 bool Model::finish(const BufferSpec* buffers, int num_buffers, const Instruction* tape, int count) {
   for (int i = 0; i < num_buffers; ++i) buffers_.push_back(make_buffer(buffers[i]));
   tape_.assign(tape, tape + count);
@@ -153,6 +170,7 @@ bool Model::finish(const BufferSpec* buffers, int num_buffers, const Instruction
   uint8_t* base = device_.claim(lay_out(spec_, &buffers_, nullptr).bytes);
   if (base == nullptr) return false;
   layout_ = lay_out(spec_, &buffers_, base);
+  for (size_t i = 0; i < tape_.size(); ++i) gated_.push_back(gated_by(i));
   return true;
 }
 

@@ -63,6 +63,7 @@ class Model {
   bool run_rows(int member, int first, int count);
   bool await_weights(int member, uint64_t needed);
   uint64_t needed_by(const Instruction& op) const;
+  const Activations* gated_by(size_t index) const;
   Matrix* new_matrix(int k);
   Segment* add_segment(Matrix* w, int format, int rows);
   void execute(size_t index, int member, int first, int rows);
@@ -85,6 +86,7 @@ class Model {
   std::vector<Buffer> buffers_;
   std::vector<Instruction> tape_;
   std::vector<const Matrix*> then_;  // per instruction: the matrix that the next linear layer reads
+  std::vector<const Activations*> gated_;  // per linear layer: where its gated activation goes, in tiles; may be null
   std::vector<uint64_t> needed_;     // per instruction: bytes of the image that must be present
   uint64_t needed_in_all_ = 0;
   Layout layout_;

@@ -145,26 +145,26 @@ void Model::execute(size_t index, int member, int first, int rows) {
   const int generated =
       kHasTiles && op.tail == 0 ? std::max(0, std::min(rows, in_.num_generated_tokens - first)) : rows;
   // A row is one piece.
-  const auto each_row = [this, member, rows](auto piece) {
-    Pool::Share share = pool_.share(member, rows);
+  const auto each_row = [this, member](int count, auto piece) {
+    Pool::Share share = pool_.share(member, count);
     for (int r = pool_.claim(&share); r >= 0; r = pool_.claim(&share)) piece(r);
   };
   const auto tile_row = [generated](int r) { return r < generated ? kNoTileRow : r - generated; };
   switch (op.op) {
     case kEmbed:
-      each_row([&](int r) {
+      each_row(rows, [&](int r) {
         matrix_row(*matrices_[op.weight], in_.token_ids[first + r], dst->f + static_cast<size_t>(r) * dst->ld);
       });
       break;
     case kAddPositions:
-      each_row([&](int r) {
+      each_row(rows, [&](int r) {
         matrix_row(*matrices_[op.weight], in_.positions[first + r], scratch);
         float* x = dst->f + static_cast<size_t>(r) * dst->ld;
         for (int c = 0; c < dst->width; ++c) x[c] += scratch[c];
       });
       break;
     case kNorm:
-      each_row([&](int r) {
+      each_row(rows, [&](int r) {
         float* to = dst->wants_f ? dst->f + static_cast<size_t>(r) * dst->ld : scratch;
         norm_row(src->f + static_cast<size_t>(r) * src->ld, src->width, vectors_[op.weight].values,
                  op.bias < 0 ? nullptr : vectors_[op.bias].values, op.value, op.kind, to);
@@ -172,7 +172,8 @@ void Model::execute(size_t index, int member, int first, int rows) {
       });
       break;
     case kAct:
-      each_row([&](int r) {
+      // Where the linear layer before it did prompt tokens' rows, the others are left.
+      each_row(index > 0 && gated_[index - 1] != nullptr ? generated : rows, [&](int r) {
         float* to = dst->wants_f ? dst->f + static_cast<size_t>(r) * dst->ld : scratch;
         act_row(src->f + static_cast<size_t>(r) * src->ld, dst->width, op.kind, to);
         emit_row(*dst, r, to, tile_row(r));
@@ -181,7 +182,7 @@ void Model::execute(size_t index, int member, int first, int rows) {
     case kLinear:
     case kLinearAdd:
       run_linear(Linear{matrices_[op.weight], src, rows, dst->f, dst->ld, op.op == kLinearAdd, false, then_[index],
-                        scratch},
+                        scratch, gated_[index]},
                  matrices_[op.weight]->wants_quant ? generated : rows, member);
       break;
     case kLogits:
@@ -190,7 +191,7 @@ void Model::execute(size_t index, int member, int first, int rows) {
              &pool_, member);
       break;
     case kRopeKV:
-      each_row([&](int r) {
+      each_row(rows, [&](int r) {
         rope_kv_row(src->f + static_cast<size_t>(r) * src->ld, op.kind,
                     spec_.rotary_dim > 0 ? layout_.rope + static_cast<size_t>(r) * spec_.rotary_dim : nullptr,
                     spec_.rotary_dim, kv_, op.layer, in_.slots[first + r]);
@@ -202,7 +203,7 @@ void Model::execute(size_t index, int member, int first, int rows) {
       attention(job, AttentionPlan{layout_.items, num_items_.load(std::memory_order_acquire)}, &pool_, member, scratch);
       if (!dst->wants_q) break;
       pool_.barrier(member);
-      each_row([&](int r) { emit_row(*dst, r, dst->f + static_cast<size_t>(r) * dst->ld, tile_row(r)); });
+      each_row(rows, [&](int r) { emit_row(*dst, r, dst->f + static_cast<size_t>(r) * dst->ld, tile_row(r)); });
       break;
     }
     default:
