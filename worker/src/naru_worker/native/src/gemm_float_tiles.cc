@@ -34,7 +34,7 @@ struct Panel {
   }
 };
 
-// Two panels (or one, at the odd end of a segment) and the rows [row, row + rows) that meet them.
+// Two panels of one format (or one panel, at the odd end of a segment) and the rows [row, row + rows) that meet them.
 struct Piece {
   Panel panels[2];
   int count = 0;  // 0: none
@@ -70,41 +70,33 @@ void pair_at(const Linear& job, int pair, Piece* piece) {
   piece->count = 2 * pair + 1 < s->panels ? 2 : 1;
 }
 
-// Unpacks one block of columns of a piece, group by group: [group][panel][512].
-class Unpacking {
- public:
-  void start(const Piece& piece, int begin, int end, uint16_t* out) {
-    count_ = piece.count;
-    for (int i = 0; i < count_; ++i) {
-      unpack_[i] = group_unpacker(piece.panels[i].segment->format);
-      unit_[i] = unit_of(piece.panels[i].segment->format);
-      panel_[i] = piece.panels[i].data();
-    }
-    begin_ = begin;
-    out_ = out;
-    done_ = 0;
-    total_ = count_ * (end - begin);
-  }
-  void stop() { total_ = done_ = 0; }
-  int left() const { return total_ - done_; }
+// Unpacks one block of columns of a pair of panels slice by slice: [group][panel][512].
+struct Unpacking {
+  const uint8_t* panels[2] = {nullptr, nullptr};
+  int count = 0;  // panels
+  int begin = 0;  // group
+  int done = 0, total = 0;
+  uint16_t* out = nullptr;
+  size_t ahead = 0;  // bytes from a panel to the one that is unpacked next but one block
 
-  void one() {
-    const int i = count_ == 2 ? done_ & 1 : 0;
-    const int g = begin_ + (count_ == 2 ? done_ >> 1 : done_);
-    unpack_[i](panel_[i] + static_cast<size_t>(g / unit_[i].groups) * unit_[i].bytes, g % unit_[i].groups,
-               out_ + static_cast<size_t>(done_) * 512);
-    ++done_;
-  }
-  void rest() {
-    while (done_ < total_) one();
-  }
+  int left() const { return total - done; }
 
- private:
-  UnpackGroup unpack_[2];
-  Unit unit_[2];
-  const uint8_t* panel_[2];
-  int count_ = 0, begin_ = 0, done_ = 0, total_ = 0;
-  uint16_t* out_ = nullptr;
+  template <int F>
+  NARU_INLINE void one() {
+    constexpr Unit u = unit_of(F);
+    const int tile = done / kSlices;
+    const int i = count == 2 ? tile & 1 : 0, g = begin + (count == 2 ? tile >> 1 : tile);
+    const uint8_t* unit = panels[i] + static_cast<size_t>(g / u.groups) * u.bytes;
+    const uint8_t* coming = unit + ahead + g % u.groups * (u.bytes / u.groups) + done % kSlices * 64;
+    fetch_line(coming);
+    if (u.bytes / u.groups > 256) fetch_line(coming + 256);
+    unpack_slice<F>(unit, g % u.groups, done % kSlices, out + static_cast<size_t>(tile) * 512);
+    ++done;
+  }
+  template <int F>
+  void some(int slices) {
+    for (; slices > 0; --slices) one<F>();
+  }
 };
 
 // Where sums lie: four tiles, in memory with this stride.
@@ -138,11 +130,21 @@ NARU_INLINE void zero_sums() {
   _tile_zero(3);
 }
 
+// Asks for a line to be written.
+NARU_INLINE void own_line(const char* p) { __builtin_prefetch(p, 1, 3); }
+
 // Tiles 0..3 += 32 rows times a pair of panels. 4 and 5 are activations, passed by the L1 cache; 6 and 7 weights.
-// Meanwhile `quota` groups are unpacked.
-void multiply_pair(const bf16* a, size_t tile_row, const uint16_t* b, int steps, int quota, Unpacking* unpacking) {
-  for (; quota > steps; --quota) unpacking->one();
+// Meanwhile `quota` slices of weights of format F are unpacked, earlier sums are gated, and lines of `next` are made ready
+// to be written.
+template <int F>
+void multiply_pair(const bf16* a, size_t tile_row, const uint16_t* b, int steps, const Sums& next, int quota,
+                   Unpacking* unpacking, Gating* gating) {
+  Unpacking u = *unpacking;
+  Gating gate = *gating;
+  for (; quota > steps; --quota) u.one<F>();
   int due = 0;
+  const char* line = reinterpret_cast<const char*>(next.at);
+  const size_t stride = next.stride * sizeof(float);
   for (int t = 0; t < steps; ++t, a += 512, b += 1024) {
     _tile_stream_loadd(4, a, 64);
     _tile_loadd(6, b, 64);
@@ -152,12 +154,25 @@ void multiply_pair(const bf16* a, size_t tile_row, const uint16_t* b, int steps,
     _tile_stream_loadd(5, a + tile_row, 64);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
+    if (t < kTile) {
+      own_line(line);
+      own_line(line + 64);
+      own_line(line + stride);
+      own_line(line + stride + 64);
+      line += 2 * stride;
+    }
+    if (gate.done + 1 < gate.rows) {
+      gate.one();
+      gate.one();
+    }
     due += quota;
     if (due >= steps) {
       due -= steps;
-      unpacking->one();
+      u.one<F>();
     }
   }
+  unpacking->done = u.done;
+  gating->done = gate.done;
 }
 
 // The same by one panel; tiles 1 and 3 stay what they are.
@@ -168,6 +183,32 @@ void multiply_one(const bf16* a, size_t tile_row, const uint16_t* b, int steps) 
     _tile_stream_loadd(5, a + tile_row, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(2, 5, 6);
+  }
+}
+
+// What is made for a format.
+struct Kernels {
+  decltype(&multiply_pair<kW4>) multiply;
+  void (Unpacking::*unpack)(int slices);
+};
+
+template <int F>
+constexpr Kernels kernels() {
+  return Kernels{multiply_pair<F>, &Unpacking::some<F>};
+}
+
+Kernels kernels_of(int format) {
+  switch (format) {
+    case kW4:
+      return kernels<kW4>();
+    case kW4M:
+      return kernels<kW4M>();
+    case kW8:
+      return kernels<kW8>();
+    case kW4K:
+      return kernels<kW4K>();
+    default:
+      return kernels<kW6K>();
   }
 }
 
@@ -186,14 +227,14 @@ class Walk {
     weights_[0] = b;
     weights_[1] = b + kPairHalves;
     sums_ = job.scratch + kPairHalves;  // two buffers of halves
-    y_ = sums_ + kBlockRows * kSide;
+    first_y_ = y_ = sums_ + kBlockRows * kSide;
   }
 
   void run() {
     Piece piece = next();
     if (piece.count == 0) return;
-    unpacking_.start(piece, 0, block_end(0), weights_[0]);
-    unpacking_.rest();
+    start_unpacking(piece, 0, weights_[0]);
+    unpack_rest();
     int at = 0;
     while (piece.count != 0) {
       Piece after{};
@@ -201,19 +242,32 @@ class Walk {
         const bool last = block + 1 == blocks_;
         if (last) after = next();
         const int coming = last ? 0 : block + 1;
-        if (!last || after.count != 0)
-          unpacking_.start(last ? after : piece, block_end(coming - 1), block_end(coming), weights_[at ^ 1]);
-        else
-          unpacking_.stop();
+        start_unpacking(last ? after : piece, coming, weights_[at ^ 1]);
         settle(weights_[at]);
         multiply(piece, block, weights_[at]);
-        unpacking_.rest();
+        unpack_rest();
       }
       piece = after;
     }
+    gating_.rest();
   }
 
  private:
+  void start_unpacking(const Piece& piece, int block, uint16_t* out) {
+    const int begin = block_end(block - 1), end = block_end(block);
+    unpacking_ = Unpacking{};
+    if (piece.count == 0) return;
+    for (int i = 0; i < piece.count; ++i) unpacking_.panels[i] = piece.panels[i].data();
+    unpacking_.count = piece.count;
+    unpacking_.ahead = piece.panels[0].segment->panel_bytes * (job_.gated != nullptr ? 1 : 2);
+    unpacking_.begin = begin;
+    unpacking_.out = out;
+    unpacking_.total = kSlices * piece.count * (end - begin);
+    kernels_ = kernels_of(piece.panels[0].segment->format);
+  }
+
+  void unpack_rest() { (unpacking_.*kernels_.unpack)(unpacking_.left()); }
+
   int block_end(int block) const { return steps_ * (block + 1) / blocks_; }
 
   // The next piece in tiles; those of floats are done at once.
@@ -259,7 +313,8 @@ class Walk {
         zero_sums();
       const int quota = (unpacking_.left() + sides - i - 1) / (sides - i);
       if (piece.count == 2)
-        multiply_pair(a, tile_row, b, steps, quota, &unpacking_);
+        kernels_.multiply(a, tile_row, b, steps, whole ? out_at(piece, row) : Sums{y_, kSide}, quota, &unpacking_,
+                          &gating_);
       else
         multiply_one(a, tile_row, b, steps);
       if (block + 1 < blocks_)
@@ -295,14 +350,13 @@ class Walk {
 
   void put(const Piece& piece, int row, bool whole) {
     if (whole) return store_sums(out_at(piece, row));
+    gating_.rest();
     store_sums(Sums{y_, kSide});
     settle(y_);
     const int left = piece.row + piece.rows - row, rows = left < kSide ? left : kSide;
-    const int column = piece.panels[0].column();
     if (job_.gated != nullptr) {
-      const float* bias = job_.w->bias;
-      gate_tile(y_, kSide, rows, bias == nullptr ? nullptr : bias + column,
-                bias == nullptr ? nullptr : bias + piece.panels[1].column(), *job_.gated, row, column);
+      gating_ = gating(piece, row, rows, y_);
+      y_ = y_ == first_y_ ? first_y_ + kSide * kSide : first_y_;
       return;
     }
     Linear part = job_;
@@ -311,20 +365,36 @@ class Walk {
       put_tile(part, y_ + i * kTile, kSide, row, rows, piece.panels[i].column(), piece.panels[i].columns());
   }
 
+  Gating gating(const Piece& piece, int row, int rows, const float* y) const {
+    Gating g;
+    g.y = y;
+    g.to = job_.gated;
+    if (job_.w->bias != nullptr) {
+      g.gate_bias = job_.w->bias + piece.panels[0].column();
+      g.up_bias = job_.w->bias + piece.panels[1].column();
+    }
+    g.row = row;
+    g.rows = rows;
+    g.column = piece.panels[0].column();
+    return g;
+  }
+
   const Linear& job_;
   Pool* pool_;
   int steps_, blocks_, pairs_, row_blocks_;
   Pool::Share share_;
   uint16_t* weights_[2];
-  float *sums_, *y_;
+  float *sums_, *first_y_, *y_;
+  Gating gating_;  // sums of a few products ago
   Unpacking unpacking_;
+  Kernels kernels_ = kernels<kW4>();  // of what is being unpacked
 };
 
 }  // namespace
 
 size_t tile_scratch_floats(int k) {
   const size_t bytes_way = static_cast<size_t>(k) * kPanel / 4;                       // bytes of one panel
-  const size_t floats_way = kPairHalves + (kBlockRows + kSide) * size_t{kSide};       // weights, sums, four tiles
+  const size_t floats_way = kPairHalves + (kBlockRows + 2 * kSide) * size_t{kSide};   // weights, sums, four tiles twice
   return (bytes_way > floats_way ? bytes_way : floats_way) + 64;
 }
 

@@ -138,7 +138,7 @@ uint64_t Model::needed_by(const Instruction& op) const {
 }
 
 // Where prompt tokens' gated activation goes when their linear layer computes it too: the activation is the next
-// instruction, all it makes are tiles of bf16, and gates lie whole panels before what they gate.
+// instruction, all it makes are tiles of bf16, and panels of gates meet panels of what they gate, in one format.
 const Activations* Model::gated_by(size_t index) const {
   if (!kHasTiles || index + 1 >= tape_.size()) return nullptr;
   const Instruction& op = tape_[index];
@@ -147,7 +147,7 @@ const Activations* Model::gated_by(size_t index) const {
   const Activations& to = buffers_[act.dst].a;
   const Matrix& w = *matrices_[op.weight];
   for (int i = 0; i < w.num_segments; ++i)
-    if (!is_quantized(w.segments[i].format)) return nullptr;
+    if (!is_quantized(w.segments[i].format) || w.segments[i].format != w.segments[0].format) return nullptr;
   const bool whole = w.panels * kPanel == w.n && w.n == 2 * to.width && to.width % kGroup == 0;
   return whole && to.h != nullptr && to.wants_q && !to.wants_f ? &to : nullptr;
 }

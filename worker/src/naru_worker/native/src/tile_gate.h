@@ -23,22 +23,33 @@ NARU_INLINE __m512 silu_times(__m512 gate, __m512 up) {
   return _mm512_mul_ps(_mm512_mul_ps(gate, up), _mm512_rcp14_ps(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
 }
 
-// y holds `rows` rows of sums, stride `ldy`: sixteen columns of gates, then sixteen of what they gate. Their product goes
-// to columns [column, column + 16) of rows [row, row + rows) of `to`. Biases may be null.
-inline void gate_tile(const float* y, int ldy, int rows, const float* gate_bias, const float* up_bias,
-                      const Activations& to, int row, int column) {
-  const __m512 zero = _mm512_setzero_ps();
-  const __m512 bg = gate_bias == nullptr ? zero : _mm512_loadu_ps(gate_bias);
-  const __m512 bu = up_bias == nullptr ? zero : _mm512_loadu_ps(up_bias);
-  for (int m = 0; m < rows; ++m) {
-    const __m512 gate = _mm512_add_ps(_mm512_loadu_ps(y + m * ldy), bg);
-    const __m512 up = _mm512_add_ps(_mm512_loadu_ps(y + m * ldy + 16), bu);
-    const int r = row + m;
-    bf16* h = to.h + static_cast<size_t>(r / kTileRows) * to.width * kTileRows + column / 32 * 512 +
+// Sums of up to 32 rows, of which sixteen columns are gates and sixteen what they gate, on their way to being columns
+// [column, column + 16) of rows [row, row + rows) of `to`. A row at a time, so that it finds room between tile products.
+struct Gating {
+  const float* y = nullptr;  // [32][32]
+  const Activations* to = nullptr;
+  const float* gate_bias = nullptr;  // may be null, both
+  const float* up_bias = nullptr;
+  int row = 0, rows = 0, column = 0;
+  int done = 0;
+
+  NARU_INLINE void one() {
+    __m512 gate = _mm512_load_ps(y + done * 32);
+    __m512 up = _mm512_load_ps(y + done * 32 + 16);
+    if (gate_bias != nullptr) {
+      gate = _mm512_add_ps(gate, _mm512_loadu_ps(gate_bias));
+      up = _mm512_add_ps(up, _mm512_loadu_ps(up_bias));
+    }
+    const int r = row + done;
+    bf16* h = to->h + static_cast<size_t>(r / kTileRows) * to->width * kTileRows + column / 32 * 512 +
               r % kTileRows * 32 + column % 32;
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(h), (__m256i)_mm512_cvtneps_pbh(silu_times(gate, up)));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(h), (__m256i)_mm512_cvtneps_pbh(silu_times(gate, up)));
+    ++done;
   }
-}
+  void rest() {
+    while (done < rows) one();
+  }
+};
 
 }  // namespace naru
 

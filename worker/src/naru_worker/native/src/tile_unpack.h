@@ -27,46 +27,29 @@ NARU_INLINE void unpack_quad(__m512i v, int at, const Scales& w, uint16_t* out) 
   _mm512_store_si512(out + 32, bf16_pair(x[2], x[3]));
 }
 
-// Group i of a unit.
+// A group is unpacked in this many slices, short enough to find room between two steps of tile products.
+constexpr int kSlices = 4;
+
+// Slice j of group i of a unit, into the group's tile.
 template <int F>
-void unpack_group(const uint8_t* unit, int i, uint16_t* out) {
+NARU_INLINE void unpack_slice(const uint8_t* unit, int i, int j, uint16_t* out) {
   const uint8_t* q = unit + i * unit_of(F).quants;
   if (F == kW8 || F == kW6K) {
-    for (int j = 0; j < 8; ++j) {
-      Scales w{};
-      if (F == kW8) {
-        w = scales<kW8>(unit, i);
-      } else {
-        const __m128i sc =
-            _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + scale_at(kW6K, i) + (j / 4) * kPanel));
-        w.d = _mm512_mul_ps(halves(unit + kW6KSuperAt), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sc)));
-      }
-      unpack_quad<F>(_mm512_load_si512(q + j * 64), 0, w, out + j * 64);
+    Scales w{};
+    if (F == kW8) {
+      w = scales<kW8>(unit, i);
+    } else {
+      const __m128i sc =
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + scale_at(kW6K, i) + (j / 2) * kPanel));
+      w.d = _mm512_mul_ps(halves(unit + kW6KSuperAt), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sc)));
     }
+    unpack_quad<F>(_mm512_load_si512(q + j * 128), 0, w, out + j * 128);
+    unpack_quad<F>(_mm512_load_si512(q + j * 128 + 64), 0, w, out + j * 128 + 64);
   } else {
     const Scales w = scales<F>(unit, i);
-    for (int j = 0; j < 4; ++j) {
-      const __m512i v = _mm512_load_si512(q + j * 64);
-      unpack_quad<F>(v, 0, w, out + j * 64);
-      unpack_quad<F>(v, 4, w, out + 256 + j * 64);
-    }
-  }
-}
-
-using UnpackGroup = void (*)(const uint8_t* unit, int i, uint16_t* out);
-
-inline UnpackGroup group_unpacker(int format) {
-  switch (format) {
-    case kW4:
-      return unpack_group<kW4>;
-    case kW4M:
-      return unpack_group<kW4M>;
-    case kW8:
-      return unpack_group<kW8>;
-    case kW4K:
-      return unpack_group<kW4K>;
-    default:
-      return unpack_group<kW6K>;
+    const __m512i v = _mm512_load_si512(q + j * 64);
+    unpack_quad<F>(v, 0, w, out + j * 64);
+    unpack_quad<F>(v, 4, w, out + 256 + j * 64);
   }
 }
 
