@@ -93,8 +93,8 @@ def linear_layers(isa: str, threads: int) -> list[dict[str, Any]]:
     return results
 
 
-def steps(isa: str, threads: int) -> list[dict[str, Any]]:
-    """Whole steps, sampling included: decodes at a position, and prompts."""
+def open_runner(isa: str, threads: int) -> cpu.CpuRunner:
+    """SmolLM2's shapes with random weights."""
     config = config_of(
         vocab_size=VOCAB,
         hidden_size=576,
@@ -108,15 +108,26 @@ def steps(isa: str, threads: int) -> list[dict[str, Any]]:
         max_position_embeddings=8192,
     )
     options = RunnerOptions(16, 1200, 2048, 64, 4096, threads)
-    runner = cpu.load_runner(checkpoint_of(config, {"embed": "q8_0"}, "q4_1"), options, isa)
+    return cpu.load_runner(checkpoint_of(config, {"embed": "q8_0"}, "q4_1"), options, isa)
+
+
+def decode_step(runner: cpu.CpuRunner, count: int, position: int) -> Callable[[], object]:
+    """Runs one step of `count` sequences that generate their token at `position`."""
+    ids = np.random.default_rng(2).integers(0, VOCAB, position + 1).tolist()
+    width = position // 16 + 1
+    blocks = [list(range(1 + i * width, 1 + (i + 1) * width)) for i in range(count)]
+    lanes = [Lane(ids, own, position, num_prompt_tokens=position) for own in blocks]
+    batch, sampling = batch_of([(lane, 1) for lane in lanes], 16), greedy_batch(count, VOCAB)
+    return lambda: runner.run(batch, sampling)
+
+
+def steps(isa: str, threads: int) -> list[dict[str, Any]]:
+    """Whole steps, sampling included: decodes at a position, and prompts."""
+    runner = open_runner(isa, threads)
     ids = np.random.default_rng(2).integers(0, VOCAB, 2100).tolist()
     results = []
     for count, position in DECODES:
-        width = position // 16 + 1
-        blocks = [list(range(1 + i * width, 1 + (i + 1) * width)) for i in range(count)]
-        lanes = [Lane(ids, own, position, num_prompt_tokens=position) for own in blocks]
-        batch, sampling = batch_of([(lane, 1) for lane in lanes], 16), greedy_batch(count, VOCAB)
-        seconds = smallest(lambda: runner.run(batch, sampling))  # noqa: B023
+        seconds = smallest(decode_step(runner, count, position))
         results.append({"step": f"decode {count} at {position}", "ms": seconds * 1e3, "tokens_per_s": count / seconds})
     for length in PROMPTS:
         batch, sampling = batch_of([(Lane(ids, list(range(1, 140))), length)], 16), greedy_batch(1, VOCAB)

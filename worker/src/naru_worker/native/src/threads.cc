@@ -2,6 +2,7 @@
 
 #include <immintrin.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,7 +11,9 @@
 namespace naru {
 namespace {
 
-// About 40 us at 2.6 GHz: longer than a section of a decode step, shorter than a scheduler tick.
+// About 5 and 40 us at 2.6 GHz. Waits that last longer than most let others have the core, in case it is one of them that
+// is waited for; those that outlast any section of a decode step end asleep.
+constexpr uint64_t kYieldCycles = 13000;
 constexpr uint64_t kSpinCycles = 100000;
 
 constexpr uint64_t kOpen = uint64_t{1} << 31;  // in the gate; below it the number of members inside
@@ -32,7 +35,12 @@ void await_past(std::atomic<uint32_t>* word, uint32_t then, std::atomic<uint32_t
     const uint32_t now = word->load(std::memory_order_acquire);
     if (is_past(now, then)) return;
     _mm_pause();
-    if (__rdtsc() - start < kSpinCycles) continue;
+    const uint64_t spent = __rdtsc() - start;
+    if (spent < kYieldCycles) continue;
+    if (spent < kSpinCycles) {
+      sched_yield();
+      continue;
+    }
     // The sleeper is counted before it looks again, and the waker changes the word before it looks at the count:
     // with sequentially consistent order one of the two sees the other.
     sleepers->fetch_add(1, std::memory_order_seq_cst);
