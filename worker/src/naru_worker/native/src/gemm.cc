@@ -69,12 +69,64 @@ void vector_panel(const Linear& job, const Segment& s, int index, const uint8_t*
   }
 }
 
+namespace {
+
+// Pieces of `width` panels of one segment each.
+int num_pieces(const Matrix& w, int width) {
+  int n = 0;
+  for (int i = 0; i < w.num_segments; ++i) n += (w.segments[i].panels + width - 1) / width;
+  return n;
+}
+
+struct Piece {
+  const Segment* segment;
+  int index;  // of its first panel
+  int count;
+};
+
+Piece piece_at(const Matrix& w, int width, int at) {
+  const Segment* s = w.segments;
+  for (int n = (s->panels + width - 1) / width; at >= n; n = (s->panels + width - 1) / width) {
+    at -= n;
+    ++s;
+  }
+  const int index = at * width, left = s->panels - index;
+  return Piece{s, index, left < width ? left : width};
+}
+
+void run_panels(const Linear& job, const Piece& piece) {
+  for (int i = piece.index; i < piece.index + piece.count; ++i) {
+    const uint8_t* panel = piece.segment->data + static_cast<size_t>(i) * piece.segment->panel_bytes;
+    vector_panel(job, *piece.segment, i, panel, panel);
+  }
+}
+
+// Many rows without tiles: work goes in as many panels as are multiplied side by side.
+void linear_unpacked(const Linear& job, Pool* pool, int member) {
+  const Run run = run_of(*job.w, member, pool->size());
+  const Run then = job.then == nullptr ? Run{nullptr, 0} : run_of(*job.then, member, pool->size());
+  Pool::Share share = pool->share(member, num_pieces(*job.w, kUnpackedPanels));
+  for (int p = pool->claim(&share); p >= 0; p = pool->claim(&share)) {
+    const Piece piece = piece_at(*job.w, kUnpackedPanels, p);
+    if (!is_quantized(piece.segment->format)) {
+      run_panels(job, piece);
+      continue;
+    }
+    const uint8_t* panel = piece.segment->data + static_cast<size_t>(piece.index) * piece.segment->panel_bytes;
+    const uint8_t* ahead = share.is_own() && panel >= run.begin ? fetch_from(panel, run, then) : nullptr;
+    unpacked_panels(job, *piece.segment, piece.index, piece.count, ahead);
+  }
+}
+
+}  // namespace
+
 void linear(const Linear& job, Pool* pool, int member) {
 #if defined(__AMX_TILE__)
   if (job.tiles) return linear_in_tiles(job, pool, member);
   const bool bytes = job.w->wants_quant && job.rows >= kByteTileRows;
   if (bytes) byte_tile_shapes();
 #endif
+  if (kHasUnpacked && job.rows >= kUnpackedRows) return linear_unpacked(job, pool, member);
   const Run run = run_of(*job.w, member, pool->size());
   const Run then = job.then == nullptr ? Run{nullptr, 0} : run_of(*job.then, member, pool->size());
   Pool::Share share = pool->share(member, job.w->panels);

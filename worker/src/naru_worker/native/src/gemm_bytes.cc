@@ -1,5 +1,6 @@
 // Dot products of byte weights with byte activations.
 #include "gemm.h"
+#include "scales.h"
 
 namespace naru {
 namespace {
@@ -81,9 +82,8 @@ void panel(const uint8_t* panel, int k, const QRows& x, const uint8_t* ahead, fl
           for (int m = 0; m < M; ++m)
             acc[m] = vfloat(a[m] + b[m]) * (d * vset(meta[m].scale)) + acc[m];
         } else {
-          const vf d = vload(reinterpret_cast<const f16*>(unit + kW6KSuperAt) + lane);
-          const int8_t* sc = reinterpret_cast<const int8_t*>(unit + scale_at(F, i)) + lane;
-          const vf d0 = d * vload(sc), d1 = d * vload(sc + kPanel);
+          vf d0, d1;
+          half_scales(unit, i, lane, &d0, &d1);
           for (int m = 0; m < M; ++m) {
             const vf sx = vset(meta[m].scale);
             acc[m] = vfloat(a[m]) * (d0 * sx) + acc[m];

@@ -1,5 +1,6 @@
 // Dot products of nibble weights with byte activations.
 #include "gemm.h"
+#include "scales.h"
 
 namespace naru {
 namespace {
@@ -71,18 +72,6 @@ NARU_INLINE void group_dots(const uint8_t* q, const int8_t* x, vi* out) {
 }
 #endif
 
-template <int F>
-NARU_INLINE void scales(const uint8_t* unit, int g, int lane, vf* d, vf* m) {
-  if (F == kW4K) {
-    const f16* super = reinterpret_cast<const f16*>(unit + kW4KSuperAt) + lane;
-    *d = vload(super) * vload(unit + scale_at(F, g) + lane);
-    *m = -vload(super + kPanel) * vload(unit + kW4KMinAt + g * kPanel + lane);
-  } else {
-    *d = vload(reinterpret_cast<const f16*>(unit + scale_at(F, g)) + lane);
-    *m = F == kW4M ? vload(reinterpret_cast<const f16*>(unit + kW4MinAt) + lane) : *d * vset(-8.f);
-  }
-}
-
 template <int F, int M>
 void panel(const uint8_t* panel, int k, const QRows& x, const uint8_t* ahead, float* y) {
   constexpr Unit u = unit_of(F);
@@ -99,7 +88,7 @@ void panel(const uint8_t* panel, int k, const QRows& x, const uint8_t* ahead, fl
         vi dots[M];
         group_dots<M>(unit + i * u.quants + lane * 4, x.q + g * kQStep, dots);
         vf d, mn;
-        scales<F>(unit, i, lane, &d, &mn);
+        group_scales<F>(unit, i, lane, &d, &mn);
         for (int m = 0; m < M; ++m) {
           const GroupMeta& meta = x.meta[g * kTileRows + m];
           acc[m] = vfloat(dots[m]) * (d * vset(meta.scale)) + acc[m];

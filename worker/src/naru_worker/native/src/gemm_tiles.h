@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gemm.h"
+#include "gemm_unpacked.h"
 #include "tiles.h"
 
 namespace naru {
@@ -36,7 +37,7 @@ void linear_in_tiles(const Linear& job, Pool* pool, int member);
 constexpr bool kHasTiles = false;
 constexpr int kFloatTileRows = 1 << 30;
 constexpr int kMaxTileRows = 1 << 30;
-inline size_t tile_scratch_floats(int) { return 0; }
+inline size_t tile_scratch_floats(int k) { return unpacked_scratch_floats(k); }
 
 #endif
 

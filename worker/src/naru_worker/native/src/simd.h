@@ -251,20 +251,32 @@ NARU_INLINE void store16(bf16* p, const V16& a) {
   }
 }
 
-// Sixteen signed or unsigned bytes to floats.
-NARU_INLINE V16 load16(const int8_t* p) {
-  V16 r;
-  for (int i = 0; i < kParts; ++i)
-    r.v[i] = __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const vbu*>(p + i * kLanes), vi), vf);
-  return r;
+// kLanes signed or unsigned bytes to integers. GCC takes a conversion of vectors apart byte by byte.
+NARU_INLINE vi vwiden(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  return __builtin_convertvector(*reinterpret_cast<const vbu*>(p), vi);
+#endif
 }
 
-NARU_INLINE V16 load16(const uint8_t* p) {
+NARU_INLINE vi vwiden(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  return __builtin_convertvector(*reinterpret_cast<const vbu*>(p), vi) & viset(0xff);
+#endif
+}
+
+// Sixteen signed or unsigned bytes to floats.
+template <typename Byte, typename = decltype(vwiden(static_cast<const Byte*>(nullptr)))>
+NARU_INLINE V16 load16(const Byte* p) {
   V16 r;
-  for (int i = 0; i < kParts; ++i) {
-    const vi x = __builtin_convertvector(*reinterpret_cast<const vbu*>(p + i * kLanes), vi) & viset(0xff);
-    r.v[i] = __builtin_convertvector(x, vf);
-  }
+  for (int i = 0; i < kParts; ++i) r.v[i] = __builtin_convertvector(vwiden(p + i * kLanes), vf);
   return r;
 }
 
@@ -285,13 +297,8 @@ NARU_INLINE vf vload(const f16* p) {
   return r;
 #endif
 }
-NARU_INLINE vf vload(const int8_t* p) {
-  return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const vbu*>(p), vi), vf);
-}
-NARU_INLINE vf vload(const uint8_t* p) {
-  const vi x = __builtin_convertvector(*reinterpret_cast<const vbu*>(p), vi) & viset(0xff);
-  return __builtin_convertvector(x, vf);
-}
+NARU_INLINE vf vload(const int8_t* p) { return __builtin_convertvector(vwiden(p), vf); }
+NARU_INLINE vf vload(const uint8_t* p) { return __builtin_convertvector(vwiden(p), vf); }
 NARU_INLINE void vstore(float* p, vf a) { *reinterpret_cast<vfu*>(p) = a; }
 NARU_INLINE vf vfloat(vi a) { return __builtin_convertvector(a, vf); }
 
