@@ -1,7 +1,7 @@
 """What the engine's arithmetic costs in accuracy, beside llama.cpp's on the same files: ``python -m bench.accuracy``.
 
-For each weight format and KV format, for rows of prompts and of generated tokens, per instruction set: perplexity of a fixed
-text, and KL divergence from float32. Float32 is Naru's `ref` backend with the file's own weights, dequantized: what is
+For each weight format and KV format, for rows of prompts and of generated tokens, per instruction set: perplexity of a
+fixed text, and KL divergence from float32. Float32 is Naru's `ref` backend with the file's own weights, dequantized: what is
 left is the loss by activations and arithmetic. `from source` compares with the float32 weights that the files were
 made from, so it holds the loss by the weight format too. README.md beside this file says how to read it.
 """
@@ -17,16 +17,17 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-
 from bench import llama_logits, report
-from bench.divergence import Divergence, FloatArray, IntArray, divergence, log_probabilities
+from bench.accuracy_table import HEADER, KINDS, Kind, Row, line
+from bench.divergence import FloatArray, IntArray, divergence, log_probabilities
 from bench.engines import find_model
 from bench.gguf_models import write_requantized
 from bench.machine import describe
-from bench.peers import PeerError, peers_folder
+from bench.peers import LLAMA_ISAS, PeerError, peers_folder
+
 from naru_worker.adapters.ops import cpu, ref
 from naru_worker.adapters.ops.protocol import BatchInputs, Runner, RunnerOptions
 from naru_worker.adapters.weights.opening import open_checkpoint
@@ -38,29 +39,11 @@ TEXT_PATH = _FOLDER / "texts" / "accuracy.txt"
 WINDOW = 256
 """Tokens of a window; the second half of each is scored."""
 BLOCK = 16
-Kind = Literal["prompt", "generated"]
-KINDS: tuple[Kind, ...] = ("prompt", "generated")
 SOURCE = "q4_1"
 """The format of the package's own file: its dequantized weights are the float32 model all files are made from."""
 WEIGHTS = ("q4_1", "q4_0", "q4_k", "q6_k", "q8_0", "bf16", "f16", "f32")
 LLAMA_KV = {"f32": "f32", "f16": "f16", "int8": "q8_0", "q8": "q8_0", "i8": "q8_0"}
 DEFAULT_KV = "f16"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One engine on one file."""
-
-    engine: str
-    isa: str
-    weights: str
-    kv: str
-    kind: Kind
-    own: Divergence
-    """From float32 arithmetic on the same file."""
-    source_mean_kl: float
-    """From the float32 weights the file was made from."""
-    source_p99_kl: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,36 +120,38 @@ def write_formats(source: Path, formats: Sequence[str], folder: Path, peers: Pat
     return files
 
 
-def measure_file(
-    model: Path, weights: str, reference: Reference, isas: Sequence[str], kvs: Sequence[str], peers: Path | None
-) -> list[Row]:
+def measure_file(model: Path, weights: str, reference: Reference, kvs: Sequence[str], plan: Plan) -> list[Row]:
     """All rows of one file: Naru per instruction set, llama.cpp as it is installed."""
-    with_file = naru_log_probs(lambda options: _ref(model, options), reference.token_ids, "f32", "prompt")
+    with_file = reference.source
+    if weights != SOURCE:
+        with_file = naru_log_probs(lambda options: _ref(model, options), reference.token_ids, "f32", "prompt")
     rows: list[Row] = []
 
     def add(engine: str, isa: str, kv: str, kind: Kind, log_probs: FloatArray) -> None:
         own = divergence(with_file, log_probs, reference.targets)
         source = divergence(reference.source, log_probs, reference.targets)
         rows.append(Row(engine, isa, weights, kv, kind, own, source.mean_kl, source.p99_kl))
-        print(_line(rows[-1]), flush=True)
+        print(line(rows[-1]), flush=True)
 
     add("float32", "", "f32", "prompt", with_file)
     for kv in kvs:
         for kind in KINDS:
-            for isa in isas:
+            for isa in plan.isas:
                 load = _loader(model, isa)
                 add("naru", isa, kv, kind, naru_log_probs(load, reference.token_ids, kv, kind))
-            if peers is not None and kv in LLAMA_KV:
-                add("llamacpp", "", kv, kind, _llama(peers, model, reference, kv, kind))
+            if plan.peers is not None and kv in LLAMA_KV:
+                add(
+                    "llamacpp", plan.llama_isa, kv, kind, _llama(plan.peers, plan.llama_isa, model, reference, kv, kind)
+                )
     return rows
 
 
-def _llama(peers: Path, model: Path, reference: Reference, kv: str, kind: Kind) -> FloatArray:
+def _llama(peers: Path, isa: str, model: Path, reference: Reference, kv: str, kind: Kind) -> FloatArray:
     """By llama-perplexity; generated tokens are batches of one. One thread: several only wait on a busy machine."""
     cache = ["-ctk", LLAMA_KV[kv], "-ctv", LLAMA_KV[kv], *(["-fa", "on"] if LLAMA_KV[kv] == "q8_0" else [])]
     arguments = [*cache, "-ub", "1" if kind == "generated" else str(WINDOW)]
     arguments += ["--chunks", str(len(reference.token_ids))]
-    found = llama_logits.windows(peers, model, TEXT_PATH, WINDOW, 1, arguments)
+    found = llama_logits.windows(peers, model, TEXT_PATH, WINDOW, 1, arguments, isa)
     if not np.array_equal(found.token_ids, reference.token_ids):
         raise PeerError("llama.cpp cuts the text into other tokens: its figures would not compare")
     return found.log_probs
@@ -216,6 +201,8 @@ class Plan:
     """0: the whole text."""
     peers: Path | None
     """llama.cpp's installation; None: without."""
+    llama_isa: str = ""
+    """Its build; empty: the one for this CPU."""
 
 
 def measure(plan: Plan) -> dict[str, Any]:
@@ -229,7 +216,7 @@ def measure(plan: Plan) -> dict[str, Any]:
     rows: list[Row] = []
     for weights, path in write_formats(plan.source, plan.weights, folder, plan.peers).items():
         kvs = plan.kvs if weights == SOURCE else tuple(kv for kv in plan.kvs if kv == DEFAULT_KV)
-        rows += measure_file(path, weights, reference, plan.isas, kvs, plan.peers)
+        rows += measure_file(path, weights, reference, kvs, plan)
     data: dict[str, Any] = report.rounded(
         {
             "model": plan.source.name,
@@ -242,29 +229,6 @@ def measure(plan: Plan) -> dict[str, Any]:
     return data
 
 
-def table(data: dict[str, Any]) -> str:
-    """One line a row of the results, in their order; KL in units of 10**-3 nats."""
-    return "\n".join([_HEADER, *(_line(_row_of(row)) for row in data["rows"])])
-
-
-_HEADER = (
-    f"{'weights':8}{'KV':6}{'rows':11}{'engine':10}{'ISA':8}{'perplexity':>11}{'mean KL':>10}{'p99 KL':>10}"
-    f"{'same top':>10}{'from source':>13}   KL in 10⁻³ nats"
-)
-
-
-def _line(row: Row) -> str:
-    own = row.own
-    return (
-        f"{row.weights:8}{row.kv:6}{row.kind:11}{row.engine:10}{row.isa:8}{own.perplexity:11.4f}"
-        f"{1e3 * own.mean_kl:10.4f}{1e3 * own.p99_kl:10.4f}{own.same_top:10.2%}{1e3 * row.source_mean_kl:13.4f}"
-    )
-
-
-def _row_of(data: dict[str, Any]) -> Row:
-    return Row(**{**data, "own": Divergence(**data["own"])})
-
-
 def _plan(argv: Sequence[str]) -> tuple[Plan, Path]:
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--weights", default=",".join(WEIGHTS), help="comma-separated weight formats (all)")
@@ -272,6 +236,7 @@ def _plan(argv: Sequence[str]) -> tuple[Plan, Path]:
     parser.add_argument("--isa", default="", help="comma-separated instruction sets, or all (the best here)")
     parser.add_argument("--windows", type=int, default=0, help="of 256 tokens, 0: the whole text (0)")
     parser.add_argument("--no-llama", action="store_true", help="Naru alone")
+    parser.add_argument("--llama-isa", default="", choices=["", *LLAMA_ISAS], help="llama.cpp's build (for this CPU)")
     parser.add_argument("--output", type=Path, default=None, help="results file")
     arguments = parser.parse_args(argv)
     isas = tuple(name for name in VARIANTS if runnable(name)) if arguments.isa == "all" else _list(arguments.isa)
@@ -290,6 +255,7 @@ def _plan(argv: Sequence[str]) -> tuple[Plan, Path]:
         isas=isas or (detect_isa(),),
         num_windows=arguments.windows,
         peers=None if arguments.no_llama else peers_folder(),
+        llama_isa=arguments.llama_isa,
     )
     whole = plan.weights == WEIGHTS and plan.kvs == kv_formats() and not plan.num_windows and plan.peers is not None
     return plan, arguments.output or (RESULTS_PATH if whole else _FOLDER / ".cache" / "accuracy.json")
@@ -303,7 +269,7 @@ def main(argv: Sequence[str]) -> int:
     """The command."""
     try:
         plan, output = _plan(argv)
-        print(_HEADER, flush=True)
+        print(HEADER, flush=True)
         data = measure(plan)
     except PeerError as exc:
         print(f"accuracy: {exc}", file=sys.stderr)

@@ -13,7 +13,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.stream import DONE, StreamError, parse
@@ -23,10 +23,11 @@ class _Recorder(asyncio.Protocol):
     """One connection: sends one request, records every arrival, ends at DONE or when the server closes."""
 
     def __init__(self) -> None:
+        self.on_piece: Callable[[], None] | None = None
+        self.sent_s = 0.0
         self.pieces: list[tuple[float, bytes]] = []
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
-        self._sent_s = 0.0
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -35,19 +36,23 @@ class _Recorder(asyncio.Protocol):
 
     def send(self, request: bytes) -> None:
         assert self._transport is not None
-        self._sent_s = time.perf_counter()
+        self.sent_s = time.perf_counter()
         self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        self.pieces.append((time.perf_counter() - self._sent_s, data))
+        self.pieces.append((time.perf_counter() - self.sent_s, data))
         window = self._tail + data
         if DONE in window and self._transport is not None:
             self._transport.close()
         self._tail = window[-(len(DONE) - 1) :]
+        if self.on_piece is not None:
+            self.on_piece()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
+        if self.on_piece is not None:
+            self.on_piece()
 
 
 def http_request(host: str, port: int, body: dict[str, Any]) -> bytes:
@@ -60,27 +65,54 @@ def http_request(host: str, port: int, body: dict[str, Any]) -> bytes:
     return head.encode() + payload
 
 
-async def run_batch(host: str, port: int, bodies: Sequence[dict[str, Any]], timeout_s: float) -> dict[str, Any]:
-    """Connects all, sends all, waits for all; returns wall and CPU seconds and one entry for each request."""
+class _Gate:
+    """Sends the requests that wait for others: each when all that were sent at once have got so many pieces."""
+
+    def __init__(self, first: Sequence[_Recorder], waiting: Sequence[tuple[int, _Recorder, bytes]]) -> None:
+        self._first = first
+        self._waiting = sorted(waiting, key=lambda entry: entry[0])
+        for recorder in first if waiting else ():
+            recorder.on_piece = self.look
+
+    def look(self) -> None:
+        """Sends what is due."""
+        while self._waiting and all(
+            len(recorder.pieces) > self._waiting[0][0] or recorder.ended.done() for recorder in self._first
+        ):
+            _, recorder, request = self._waiting.pop(0)
+            recorder.send(request)
+
+
+async def run_batch(
+    host: str, port: int, bodies: Sequence[dict[str, Any]], timeout_s: float, after: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Connects all, sends all, waits for all; returns wall and CPU seconds and one entry for each request.
+
+    `after`, where given: for each request how many pieces those with 0 must have got before it is sent.
+    """
     loop = asyncio.get_running_loop()
     recorders = [(await loop.create_connection(_Recorder, host, port))[1] for _ in bodies]
     requests = [http_request(host, port, body) for body in bodies]
     gc.collect()
     gc.disable()
     cpu_before, started_s = time.process_time(), time.perf_counter()
-    for recorder, request in zip(recorders, requests, strict=True):
-        recorder.send(request)
+    entries = list(zip(after or [0] * len(bodies), recorders, requests, strict=True))
+    gate = _Gate([recorder for pieces, recorder, _ in entries if not pieces], [entry for entry in entries if entry[0]])
+    for pieces, recorder, request in entries:
+        if not pieces:
+            recorder.send(request)
+    gate.look()
     _, unfinished = await asyncio.wait([recorder.ended for recorder in recorders], timeout=timeout_s)
     wall_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_before
     gc.enable()
     if unfinished:
         return {"error": f"{len(unfinished)} of {len(bodies)} requests were not answered within {timeout_s:g} s"}
-    return {"wall_s": wall_s, "client_cpu_s": cpu_s, "requests": [_result(recorder) for recorder in recorders]}
+    return {"wall_s": wall_s, "client_cpu_s": cpu_s, "requests": [_result(r, started_s) for r in recorders]}
 
 
-def _result(recorder: _Recorder) -> dict[str, Any]:
+def _result(recorder: _Recorder, started_s: float) -> dict[str, Any]:
     try:
-        return dataclasses.asdict(parse(recorder.pieces))
+        return {**dataclasses.asdict(parse(recorder.pieces)), "sent_s": recorder.sent_s - started_s}
     except StreamError as exc:
         return {"error": str(exc)}
 
@@ -89,7 +121,7 @@ def main() -> int:
     """Reads the job, runs it, prints the report. A server that cannot be reached is part of the report."""
     job = json.load(sys.stdin)
     try:
-        report = asyncio.run(run_batch(job["host"], job["port"], job["bodies"], job["timeout_s"]))
+        report = asyncio.run(run_batch(job["host"], job["port"], job["bodies"], job["timeout_s"], job.get("after", ())))
     except OSError as exc:
         report = {"error": f"cannot reach {job['host']}:{job['port']}: {exc}"}
     json.dump(report, sys.stdout)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
 from bench.stats import percentile
 
 FloatArray = npt.NDArray[np.float32]
@@ -40,7 +39,8 @@ def log_probabilities(logits: FloatArray) -> FloatArray:
     """Log-softmax of (R, vocab) logits, normalized over what was given, then raised to the floor."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     result = np.maximum(shifted, -FLOOR) - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return result.astype(np.float32)
+    rows: FloatArray = result.astype(np.float32)
+    return rows
 
 
 def kl_rows(reference: FloatArray, other: FloatArray) -> npt.NDArray[np.float64]:

@@ -7,215 +7,240 @@ How to read them stands in README.md beside this file.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
-from bench import engines, machine, measure, report
+from bench import engines, fractions, limits, machine, measure
+from bench.engine_results import RUNS_FOLDER, collected, print_results, without_requests
+from bench.engine_run import EngineRun, Room, Suite, run_engine, say, step_key
 from bench.export_hf import ExportError
-from bench.peers import PeerError
-from bench.servers import Server, ServerError, ServerSpec
+from bench.gguf_models import LARGER, write_random
+from bench.peers import PeerError, peers_folder
+from bench.progress import Progress
 from bench.worker import WorkerError, WorkerFigures, measure_worker
-from bench.workload import CASE_NAMES, CaseName, single_token_words
+from bench.workload import CASE_NAMES, FULL, REDUCED, CaseName, single_token_words
+
+from naru_worker.native.isa import VARIANTS, detect_isa, runnable
 
 _FOLDER = Path(__file__).resolve().parent
-RESULTS_PATH = _FOLDER / "results" / "engine.json"
-PARTIAL_RESULTS_PATH = _FOLDER / ".cache" / "engine.json"
-SERVING_TIMEOUT_S = 120.0
-
-
-@dataclass
-class SettingRun:
-    """What one engine gave in one setting."""
-
-    settings: str = ""
-    version: str = ""
-    start_s: float | None = None
-    rss_mb: float | None = None
-    """Of its whole process tree, after the last case."""
-    processes: list[machine.ProcessUsage] = field(default_factory=list)
-    """The same by process, CPU time since the start."""
-    figures: dict[str, report.Figures] = field(default_factory=dict)
-    raw: list[dict[str, Any]] = field(default_factory=list)
-    failure: str = ""
-    """Why figures are missing; empty when none are."""
-
-
-@dataclass
-class EngineRun:
-    """What one engine gave, each case in the setting that suited it."""
-
-    figures: dict[str, report.Figures] = field(default_factory=dict)
-    best_settings: dict[str, str] = field(default_factory=dict)
-    """By case."""
-    failure: str = ""
-    """Why there are no figures of some case, or none of some setting; empty when all are there."""
-    runs: list[SettingRun] = field(default_factory=list)
+RESULTS_FOLDER = _FOLDER / "results"
+CACHE_FOLDER = _FOLDER / ".cache"
+Name = TypeVar("Name", bound=str)
+_MODELS = ("small", "larger")
+_EXTRAS = "naru/worker", "accuracy", "limits"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What this run does."""
 
-    model_path: Path
+    suites: tuple[Suite, ...]
     names: tuple[str, ...]
-    cases: tuple[CaseName, ...]
-    repeats: int
     num_starts: int
-    num_settings: int
-    """Settings of each engine to try, at most."""
+    is_quick: bool
+    """The first setting of each engine only."""
+    earlier: Mapping[str, Any]
+    """Results of an earlier run; empty: none."""
+    reuses_settings: bool
+    """Each case only in the setting that won it then."""
+    has_extras: bool
+    """Whether the worker alone and accuracy are measured, too."""
     seed: int
+    isa: str
+    """All engines keep to it; empty: none is restricted."""
     keep_logs: Path
     output: Path
+    is_whole: bool
+    """Nothing is left out: the results are kept among the runs."""
+
+    @property
+    def used_isa(self) -> str:
+        """The engine's own variant in this run."""
+        return self.isa or detect_isa()
 
 
-def run_engine(specs: Sequence[ServerSpec], plan: Plan, words: Sequence[str]) -> EngineRun:
-    """One engine in each of its settings, and of each case the better figures."""
-    runs = [run_setting(spec, index, plan, words) for index, spec in enumerate(specs[: plan.num_settings])]
-    figures, chosen = report.best_of([run.figures for run in runs])
-    return EngineRun(
-        figures=figures,
-        best_settings={case: runs[index].settings for case, index in chosen.items()},
-        failure="; ".join(run.failure for run in runs if run.failure),
-        runs=runs,
-    )
-
-
-def run_setting(spec: ServerSpec, index: int, plan: Plan, words: Sequence[str]) -> SettingRun:
-    """Starts one server, runs the cases, stops it. A failure ends this setting's part; earlier figures are kept."""
-    run = SettingRun(settings=spec.settings, version=spec.version)
-    try:
-        _say(f"{spec.name}: starting ({spec.settings})")
-        with Server(spec, plan.keep_logs / f"{spec.name}-{index}.log") as server:
-            measure.wait_until_serving(server, SERVING_TIMEOUT_S)
-            run.start_s = server.start_s
-            for case in plan.cases:
-                measurements = measure.run_case(server, case, words, plan.seed, plan.repeats, _say)
-                run.figures[case] = report.figures(measurements)
-                run.raw += [measure.to_json(measurement) for measurement in measurements]
-            run.processes = machine.usage_by_process(server.pid)
-            run.rss_mb = sum(process.rss_mb for process in run.processes)
-    except (ServerError, measure.MeasureError) as exc:
-        run.failure = str(exc)
-        _say(f"{spec.name}: {exc}")
-    return run
+def results_path(isa: str) -> Path:
+    """Of the newest whole run; with engines restricted to `isa` where it is given."""
+    return RESULTS_FOLDER / (f"engine-{isa}.json" if isa else "engine.json")
 
 
 def run_all(plan: Plan) -> dict[str, Any]:
     """The whole run, as the content of the results file."""
     here = machine.describe()
-    words = single_token_words(engines.vocabulary(plan.model_path))
-    runs: dict[str, EngineRun] = {}
-    worker: WorkerFigures | None = None
-    worker_failure = ""
-    with tempfile.TemporaryDirectory(prefix="naru-bench-") as work_folder:
-        setup = engines.Setup(plan.model_path, here.num_cores, Path(work_folder), plan.keep_logs)
-        for name in plan.names:
-            try:
-                runs[name] = run_engine(engines.SPECS[name](setup), plan, words)
-            except (PeerError, ExportError) as exc:
-                runs[name] = EngineRun(failure=str(exc))
-                _say(f"{name}: {exc}")
-        if "naru" in plan.names:
-            _say("naru: a worker alone: start, memory, KV waste")
-            try:
-                worker = measure_worker(plan.model_path, words, plan.num_starts, plan.keep_logs / "worker.log")
-            except WorkerError as exc:
-                worker_failure = str(exc)
-                _say(f"naru: {exc}")
-    return _results(plan, here, runs, worker, worker_failure)
-
-
-def _results(
-    plan: Plan, here: machine.Machine, runs: dict[str, EngineRun], worker: WorkerFigures | None, worker_failure: str
-) -> dict[str, Any]:
-    by_engine = {name: run.figures for name, run in runs.items()}
-    results: dict[str, Any] = {
-        "isa": here.isa,
-        "cpu_model": here.cpu_model,
-        **report.ratios(by_engine, engines.PEERS),
-        "kv_waste": worker and worker.kv_waste,
-        "start_to_first_token_s": worker and worker.start_to_first_token_s,
-        "memory_overhead_mb": worker and worker.memory_overhead_mb,
-        "machine": dataclasses.asdict(here),
-        "model": plan.model_path.name,
-        "cases": list(plan.cases),
-        "repeats": plan.repeats,
-        "seed": plan.seed,
-        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "warnings": report.warnings(by_engine, here.load_average),
-        "naru_worker": dataclasses.asdict(worker) if worker else {"failure": worker_failure or "not measured"},
-        "engines": {name: dataclasses.asdict(run) for name, run in runs.items()},
-    }
-    rounded: dict[str, Any] = report.rounded(results)
-    return rounded
-
-
-def print_results(results: dict[str, Any], output: Path) -> None:
-    """The table, the worker's figures and what to know about them, on standard output."""
-    by_engine = {name: run["figures"] for name, run in results["engines"].items()}
-    print(f"\n{results['cpu_model']}, {results['isa']}, {results['machine']['num_cores']} cores; {results['model']}\n")
-    print(report.table(by_engine, engines.PEERS, results))
-    worker = results["naru_worker"]
-    if "kv_waste" in worker:
-        print(
-            f"\nnaru's worker: start to first token {worker['start_to_first_token_s']:.2f} s, "
-            f"KV waste {worker['kv_waste']:.1%}, memory beside weights and KV {worker['memory_overhead_mb']:.0f} MB"
-        )
-    failures = [f"{name}: {run['failure']}" for name, run in results["engines"].items() if run["failure"]]
-    for line in [*results["warnings"], *failures]:
-        print(f"note: {line}")
-    print(f"\nwritten to {output}")
-
-
-def _plan(argv: Sequence[str]) -> Plan:
-    parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--quick", action="store_true", help="one repeat, one setting: to see that it runs")
-    parser.add_argument("--only", default="", help=f"comma-separated engines of {', '.join(engines.SPECS)}")
-    parser.add_argument("--cases", default="", help=f"comma-separated cases of {', '.join(CASE_NAMES)}")
-    parser.add_argument("--repeats", type=int, default=0, help="measured rounds of each case (5)")
-    parser.add_argument("--seed", type=int, default=1, help="of the prompts (1)")
-    parser.add_argument("--model", default=None, help=f"a GGUF file ({engines.DEFAULT_MODEL_URI})")
-    parser.add_argument("--output", type=Path, default=None, help="results file")
-    parser.add_argument("--logs", type=Path, default=_FOLDER / ".cache" / "logs", help="folder for the servers' logs")
-    arguments = parser.parse_args(argv)
-    names = _chosen(parser, "--only", arguments.only, tuple(engines.SPECS))
-    cases = _chosen(parser, "--cases", arguments.cases, CASE_NAMES)
-    if arguments.repeats < 0:
-        parser.error(f"--repeats is {arguments.repeats}; it must be at least 1")
-    partial = bool(arguments.quick or arguments.only or arguments.cases)
-    return Plan(
-        model_path=engines.find_model(arguments.model),
-        names=names,
-        cases=tuple(case for case in CASE_NAMES if case in cases),
-        repeats=arguments.repeats or (1 if arguments.quick else 5),
-        num_starts=2 if arguments.quick else 5,
-        num_settings=1 if arguments.quick else 9,
-        seed=arguments.seed,
-        keep_logs=arguments.logs,
-        output=arguments.output or (PARTIAL_RESULTS_PATH if partial else RESULTS_PATH),
+    steps = [step_key(s.name, n, what) for s in plan.suites for n in plan.names for what in ("start", *s.cases)]
+    progress = Progress(
+        [*steps, *(_EXTRAS if plan.has_extras else ())], plan.earlier.get("took_s", {}), time.monotonic, say
+    )
+    words = single_token_words(engines.vocabulary(plan.suites[0].model_path))
+    room = Room(words, plan.seed, plan.keep_logs, progress)
+    progress.begin("limits")
+    progress.tell("the machine's limits")
+    facts = {suite.name: fractions.facts_of(suite.model_path) for suite in plan.suites}
+    sizes = {name: one.weight_bytes for name, one in facts.items()} | {"DRAM": limits.DRAM_BYTES}
+    found = limits.measure(plan.used_isa, sizes, here.num_cores)
+    by_suite = _run_suites(plan, here.num_cores, room)
+    worker, accuracy = _run_extras(plan, room) if plan.has_extras else (None, None)
+    progress.end()
+    return collected(
+        plan,
+        here,
+        by_suite,
+        facts,
+        found,
+        worker if isinstance(worker, WorkerFigures) else None,
+        {"failure": "not measured"} if worker is None else {"failure": worker} if isinstance(worker, str) else {},
+        accuracy,
+        progress.took_s,
     )
 
 
-def _chosen(parser: argparse.ArgumentParser, flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+def _run_suites(plan: Plan, num_cores: int, room: Room) -> dict[str, dict[str, EngineRun]]:
+    """Engines by suite. A suite after the first takes, for each case, the setting that won the first one."""
+    found: dict[str, dict[str, EngineRun]] = {}
+    with tempfile.TemporaryDirectory(prefix="naru-bench-") as work_folder:
+        for suite in plan.suites:
+            runs = found[suite.name] = {}
+            setup = engines.Setup(suite.model_path, num_cores, Path(work_folder), plan.keep_logs, plan.isa)
+            for name in plan.names:
+                first = found[plan.suites[0].name].get(name)
+                chosen = _chosen_settings(plan, suite.name, name, first.best_settings if first else {})
+                try:
+                    specs = engines.SPECS[name](setup)
+                    if plan.is_quick:
+                        specs = tuple({spec.cases: spec for spec in reversed(specs)}.values())
+                    runs[name] = run_engine(specs, suite, chosen, room)
+                except (PeerError, ExportError) as exc:
+                    runs[name] = EngineRun(failure=str(exc))
+                    say(f"{name}: {exc}")
+    return found
+
+
+def _chosen_settings(plan: Plan, suite: str, engine: str, in_first: Mapping[str, str]) -> Mapping[str, str]:
+    """By case: the only setting to try. Of an earlier run where it is used, else of this run's first suite."""
+    if plan.reuses_settings:
+        earlier = plan.earlier if suite == plan.suites[0].name else plan.earlier.get(suite, {})
+        settings: Mapping[str, str] = earlier.get("engines", {}).get(engine, {}).get("best_settings", {})
+        if settings:
+            return settings
+    return {} if suite == plan.suites[0].name else in_first
+
+
+def _run_extras(plan: Plan, room: Room) -> tuple[WorkerFigures | str | None, dict[str, Any] | None]:
+    """The worker alone (or why not), and accuracy."""
+    worker: WorkerFigures | str | None = None
+    if "naru" in plan.names:
+        room.progress.begin("naru/worker")
+        room.progress.tell("naru: a worker alone: start, memory, KV waste")
+        try:
+            log = plan.keep_logs / "worker.log"
+            worker = measure_worker(plan.suites[0].model_path, room.words, plan.num_starts, log, plan.isa)
+        except WorkerError as exc:
+            worker = str(exc)
+            say(f"naru: {exc}")
+    room.progress.begin("accuracy")
+    room.progress.tell("accuracy against float32")
+    with tempfile.TemporaryDirectory(prefix="naru-bench-") as folder:
+        target = Path(folder) / "accuracy.json"
+        argv = [sys.executable, "-m", "bench.accuracy", "--weights", "q4_1", "--isa", plan.used_isa]
+        argv += ["--windows", "3", "--output", str(target)]
+        argv += ["--llama-isa", plan.isa] if plan.isa else []
+        argv += [] if "llamacpp" in plan.names else ["--no-llama"]
+        done = subprocess.run(argv, check=False, cwd=_FOLDER.parent)
+        return worker, json.loads(target.read_text()) if done.returncode == 0 else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true", help="one round, one setting: to see that it runs")
+    parser.add_argument("--only", default="", help=f"comma-separated engines of {', '.join(engines.SPECS)}")
+    parser.add_argument("--cases", default="", help=f"comma-separated cases of {', '.join(CASE_NAMES)}")
+    parser.add_argument("--models", default="", help="small, larger (both)")
+    parser.add_argument("--repeats", type=int, default=0, help="most rounds of each case (5; 2 with the larger model)")
+    parser.add_argument(
+        "--settings",
+        choices=("auto", "best", "all"),
+        default="auto",
+        help="peers in all settings, or in the one that won each case in the last whole run (auto: if there is one)",
+    )
+    parser.add_argument("--isa", choices=[name for name in VARIANTS if name != "plain"], help="all engines keep to it")
+    parser.add_argument("--seed", type=int, default=1, help="of the prompts (1)")
+    parser.add_argument("--model", default=None, help=f"a GGUF file ({engines.DEFAULT_MODEL_URI})")
+    parser.add_argument("--output", type=Path, default=None, help="results file")
+    parser.add_argument("--logs", type=Path, default=CACHE_FOLDER / "logs", help="folder for the servers' logs")
+    return parser
+
+
+def _plan(argv: Sequence[str]) -> Plan:
+    parser = _parser()
+    given = parser.parse_args(argv)
+    names = _chosen(parser, "--only", given.only, tuple(engines.SPECS))
+    cases = _chosen(parser, "--cases", given.cases, CASE_NAMES)
+    models = _chosen(parser, "--models", given.models, _MODELS)
+    if given.repeats < 0:
+        parser.error(f"--repeats is {given.repeats}; it must be at least 1")
+    isa = given.isa or ""
+    if isa and not runnable(isa):
+        parser.error(f"--isa is {isa!r}, but this machine cannot run it")
+    is_whole = not (given.quick or given.only or given.cases or given.models)
+    earlier = _earlier(results_path(isa))
+    if given.settings == "best" and not earlier:
+        parser.error(f"--settings is best, but {results_path(isa)} does not exist: run once without it")
+    repeats = given.repeats or (1 if given.quick else 0)
+    return Plan(
+        suites=_suites(engines.find_model(given.model), models, cases, repeats),
+        names=names,
+        num_starts=2 if given.quick else 5,
+        is_quick=given.quick,
+        earlier=earlier,
+        reuses_settings=given.settings != "all" and bool(earlier),
+        has_extras=not given.only and not given.cases,
+        seed=given.seed,
+        isa=isa,
+        keep_logs=given.logs,
+        output=given.output or (results_path(isa) if is_whole else CACHE_FOLDER / "engine.json"),
+        is_whole=is_whole,
+    )
+
+
+def _suites(model: Path, models: Sequence[str], cases: tuple[CaseName, ...], repeats: int) -> tuple[Suite, ...]:
+    """The default model, and the larger one, which is written when it is not there yet."""
+    suites = []
+    if "small" in models:
+        suites.append(Suite("small", model, FULL, measure.Repeats(repeats or 5, 15.0), cases))
+    if "larger" in models:
+        target = peers_folder() / "models" / f"{LARGER.name}.gguf"
+        if not target.is_file():
+            say(f"writing {target}")
+        write_random(LARGER, model, target)
+        suites.append(Suite("larger", target, REDUCED, measure.Repeats(repeats or 2, 8.0), cases))
+    return tuple(suites)
+
+
+def _earlier(path: Path) -> Mapping[str, Any]:
+    """Results of the last whole run; empty where there are none."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _chosen(parser: argparse.ArgumentParser, flag: str, text: str, known: Sequence[Name]) -> tuple[Name, ...]:
     """The named ones in the order of `known`; all for an empty text."""
     wanted = [part.strip() for part in text.split(",") if part.strip()]
     for name in wanted:
         if name not in known:
             parser.error(f"{flag}: {name!r} is not one of {', '.join(known)}")
     return tuple(name for name in known if not wanted or name in wanted)
-
-
-def _say(text: str) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
@@ -236,10 +261,20 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("bench: interrupted; nothing was written", file=sys.stderr)
         return 130
-    plan.output.parent.mkdir(parents=True, exist_ok=True)
-    plan.output.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    _write(plan.output, results)
+    if plan.is_whole:
+        stamp = results["measured_at"].replace(":", "").replace("-", "")
+        _write(RUNS_FOLDER / f"engine-{plan.used_isa}-{stamp}.json", without_requests(results))
     print_results(results, plan.output)
-    return int(any(run["failure"] for run in results["engines"].values()))
+    failures = [
+        run["failure"] for part in (results, results.get("larger", {})) for run in part.get("engines", {}).values()
+    ]
+    return int(any(failures))
+
+
+def _write(path: Path, results: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

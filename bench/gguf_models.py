@@ -1,7 +1,7 @@
 """Writes GGUF files for the benchmark: one model in other weight formats, and a larger one with random weights.
 
-Called by `bench.accuracy` and `bench.engine`. Files are written under another name and then renamed, so that a killed run
-leaves none half done.
+Called by `bench.accuracy` and `bench.engine`. Files are written under another name and then renamed, so that a killed
+run leaves none half done.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import numpy.typing as npt
 
 Kind = gguf.GGMLQuantizationType
 Packed = npt.NDArray[Any]
-Maker = Callable[[], tuple[Packed, gguf.GGMLQuantizationType]]
+Made = tuple[Packed, gguf.GGMLQuantizationType]
+Maker = Callable[[], Made]
 """Gives a tensor's data, as bytes of blocks or as floats, when it is written."""
 
 FORMATS: Mapping[str, gguf.GGMLQuantizationType] = {
@@ -77,7 +79,7 @@ def write_requantized(source: Path, target: Path, weights: str, embedding: str |
         shape = tuple(int(size) for size in reversed(tensor.shape))
         wanted = (embedding or weights) if tensor.name == "token_embd.weight" else weights
         kind = FORMATS[wanted] if len(shape) == 2 else Kind.F32
-        tensors[tensor.name] = (shape, lambda tensor=tensor, kind=kind: (_converted(tensor, kind), kind))
+        tensors[tensor.name] = (shape, partial(_converted, tensor, kind))
     return _write(target, reader, {}, tensors, [*FORMATS].index(weights))
 
 
@@ -89,17 +91,14 @@ def write_random(shape: Shape, tokenizer_from: Path, target: Path, seed: int = 0
     vocab = len(reader.fields["tokenizer.ggml.tokens"].data)
     rng = np.random.default_rng(seed)
     tensors: dict[str, tuple[tuple[int, ...], Maker]] = {
-        "token_embd.weight": ((vocab, shape.hidden), lambda: (_random_q8_0(rng, vocab, shape.hidden), Kind.Q8_0)),
-        "output_norm.weight": ((shape.hidden,), lambda: _ones(shape.hidden)),
+        "token_embd.weight": ((vocab, shape.hidden), partial(_random_q8_0, rng, vocab, shape.hidden)),
+        "output_norm.weight": ((shape.hidden,), partial(_ones, shape.hidden)),
     }
     for layer in range(shape.num_layers):
         for name in ("attn_norm", "ffn_norm"):
-            tensors[f"blk.{layer}.{name}.weight"] = ((shape.hidden,), lambda: _ones(shape.hidden))
+            tensors[f"blk.{layer}.{name}.weight"] = ((shape.hidden,), partial(_ones, shape.hidden))
     for name, (rows, columns) in shape.matrices():
-        tensors[name] = (
-            (rows, columns),
-            lambda rows=rows, columns=columns: (_random_q4_1(rng, rows, columns, shape.num_layers), Kind.Q4_1),
-        )
+        tensors[name] = ((rows, columns), partial(_random_q4_1, rng, rows, columns, shape.num_layers))
     changes = {
         "general.name": shape.name,
         "general.basename": shape.name,
@@ -124,8 +123,8 @@ def _write(
 ) -> Path:
     """All metadata of `reader` but what `changes` says, and the tensors, made one at a time where they are small."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
-    writer = gguf.GGUFWriter(partial, reader.fields["general.architecture"].contents())
+    unfinished = target.with_suffix(".partial")
+    writer = gguf.GGUFWriter(unfinished, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue
@@ -139,32 +138,32 @@ def _write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    os.replace(partial, target)
+    os.replace(unfinished, target)
     return target
 
 
-def _converted(tensor: Any, kind: gguf.GGMLQuantizationType) -> Packed:
+def _converted(tensor: Any, kind: gguf.GGMLQuantizationType) -> Made:
     if tensor.tensor_type == kind:
-        return np.array(tensor.data)
+        return np.array(tensor.data), kind
     values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-    return values if kind == Kind.F32 else gguf.quants.quantize(values, kind)
+    return (values if kind == Kind.F32 else gguf.quants.quantize(values, kind)), kind
 
 
-def _ones(size: int) -> tuple[Packed, gguf.GGMLQuantizationType]:
+def _ones(size: int) -> Made:
     return np.ones(size, np.float32), Kind.F32
 
 
-def _random_q4_1(rng: np.random.Generator, rows: int, columns: int, num_layers: int) -> Packed:
+def _random_q4_1(rng: np.random.Generator, rows: int, columns: int, num_layers: int) -> Made:
     """Blocks of 16 evenly spread levels around zero; their spread keeps activations of all layers in the same range."""
     blocks = rng.integers(0, 256, (rows, columns // 32, 20), dtype=np.uint8)
     step = (rng.uniform(0.8, 1.2, blocks.shape[:2]) / (4.61 * np.sqrt(columns * 2 * num_layers) / 4)).astype(np.float16)
     blocks[..., 0:2] = step[..., None].view(np.uint8)
     blocks[..., 2:4] = (step * np.float16(-7.5))[..., None].view(np.uint8)
-    return blocks.reshape(rows, -1)
+    return blocks.reshape(rows, -1), Kind.Q4_1
 
 
-def _random_q8_0(rng: np.random.Generator, rows: int, columns: int) -> Packed:
+def _random_q8_0(rng: np.random.Generator, rows: int, columns: int) -> Made:
     blocks = rng.integers(0, 256, (rows, columns // 32, 34), dtype=np.uint8)
     step = (rng.uniform(0.8, 1.2, blocks.shape[:2]) / (74.0 * np.sqrt(columns))).astype(np.float16)
     blocks[..., 0:2] = step[..., None].view(np.uint8)
-    return blocks.reshape(rows, -1)
+    return blocks.reshape(rows, -1), Kind.Q8_0

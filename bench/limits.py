@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-
 from bench.machine import describe
 from bench.peers import PeerError
+
 from naru_worker.native.isa import cpu_flags
 
 _SOURCE = Path(__file__).resolve().parent / "limits.cc"
@@ -152,7 +152,8 @@ def _fastest(work: Callable[[int], Callable[[], object]], cores: int) -> float:
     for thread in threads:
         thread.join()
     together = zip(*spans, strict=False)
-    return min(max(end for _, end in run) - min(start for start, _ in run) for run in together)
+    fastest: float = min(max(end for _, end in run) - min(start for start, _ in run) for run in together)
+    return fastest
 
 
 def _compiled(folder: Path) -> ctypes.CDLL:

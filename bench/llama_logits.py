@@ -1,6 +1,7 @@
 """llama.cpp's distributions on a text, by its own programs: ``llama-perplexity`` writes them, this module reads them.
 
-Called by `bench.accuracy`. A text is cut into windows of one length; the second half of each counts, but for its last token.
+Called by `bench.accuracy`. A text is cut into windows of one length; the second half of each counts, but
+for its last token.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
 from bench.divergence import FloatArray, IntArray
 from bench.peers import PeerError, llama_server
 
@@ -59,7 +59,13 @@ def read_logits(data: bytes) -> Windows:
 
 
 def windows(
-    folder: Path, model: Path, text: Path, length: int, num_threads: int, arguments: Sequence[str] = ()
+    folder: Path,
+    model: Path,
+    text: Path,
+    length: int,
+    num_threads: int,
+    arguments: Sequence[str] = (),
+    isa: str = "",
 ) -> Windows:
     """Runs llama-perplexity of the installation in `folder` on a text file.
 
@@ -69,7 +75,7 @@ def windows(
     with tempfile.TemporaryDirectory(prefix="naru-bench-") as work:
         target = Path(work) / "logits"
         argv = ["-m", str(model), "-f", str(text), "-c", str(length), "-b", str(length), "-t", str(num_threads)]
-        _run(folder, "llama-perplexity", [*argv, "--save-all-logits", str(target), *arguments])
+        _run(folder, "llama-perplexity", [*argv, "--save-all-logits", str(target), *arguments], isa)
         return read_logits(target.read_bytes())
 
 
@@ -90,8 +96,8 @@ def quantize(folder: Path, source: Path, target: Path, weights: str, only: str =
     return target
 
 
-def _run(folder: Path, program: str, argv: Sequence[str]) -> None:
-    bin_folder = llama_server(folder).parent
+def _run(folder: Path, program: str, argv: Sequence[str], isa: str = "") -> None:
+    bin_folder = llama_server(folder, isa).parent
     environment = {**os.environ, "LD_LIBRARY_PATH": str(bin_folder)}
     done = subprocess.run(
         [str(bin_folder / program), *argv],

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.servers import POLL_S, Server
 from bench.stream import Timing
-from bench.workload import FULL, WARM, Ask, Batch, CaseName, batches
+from bench.workload import WARM, WARMED, Ask, Batch, CaseName, Scale, batches
 
 REQUEST_TIMEOUT_S = 300.0
 _ROOT = Path(__file__).resolve().parent.parent
@@ -57,20 +57,49 @@ def wait_until_serving(server: Server, timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """How often a case is measured."""
+
+    most: int
+    budget_s: float
+    """After so long no further round is begun; the first one always is."""
+    spread: float = 0.03
+    """Three rounds whose wall times lie within this part of each other are enough."""
+
+    def are_enough(self, walls_s: Sequence[float], elapsed_s: float) -> bool:
+        """Whether the rounds so far will do."""
+        if not walls_s:
+            return False
+        is_steady = len(walls_s) >= 3 and max(walls_s) - min(walls_s) <= self.spread * min(walls_s)
+        return len(walls_s) >= self.most or elapsed_s >= self.budget_s or is_steady
+
+
 def run_case(
-    server: Server, case: CaseName, words: Sequence[str], seed: int, repeats: int, progress: Callable[[str], None]
+    server: Server,
+    case: CaseName,
+    words: Sequence[str],
+    seed: int,
+    scale: Scale,
+    repeats: Repeats,
+    progress: Callable[[str], None],
 ) -> list[Measurement]:
-    """One short round that is thrown away, then `repeats` rounds with prompts never seen before.
+    """Rounds with prompts never seen before; of some cases one short round that is thrown away comes first.
 
     Raises:
         MeasureError: a request failed or its usage is not what was asked for.
     """
-    for batch in batches(case, words, seed, -1, WARM):
-        run_batch(server, batch, -1)
+    if case in WARMED:
+        for batch in batches(case, words, seed, -1, WARM):
+            run_batch(server, batch, -1)
     results: list[Measurement] = []
-    for repeat in range(repeats):
-        progress(f"{server.spec.name}: {case} {repeat + 1}/{repeats}")
-        results += [run_batch(server, batch, repeat) for batch in batches(case, words, seed, repeat, FULL)]
+    walls_s: list[float] = []
+    started_s = time.monotonic()
+    while not repeats.are_enough(walls_s, time.monotonic() - started_s):
+        progress(f"{server.spec.name}: {case}, round {len(walls_s) + 1} of at most {repeats.most}")
+        rounds = [run_batch(server, batch, len(walls_s)) for batch in batches(case, words, seed, len(walls_s), scale)]
+        walls_s.append(sum(one.wall_s for one in rounds if one.measured))
+        results += rounds
     return results
 
 
@@ -81,7 +110,8 @@ def run_batch(server: Server, batch: Batch, repeat: int) -> Measurement:
         MeasureError: as `run_case`.
     """
     cpu_before_s = server.usage().cpu_s
-    report = _run_client(server, [_body(server.spec.model, ask) for ask in batch.asks])
+    after = [ask.after_chunks for ask in batch.asks]
+    report = _run_client(server, [_body(server.spec.model, ask) for ask in batch.asks], after)
     server.check_alive()
     if "error" in report:
         raise MeasureError(f"{server.spec.name}, {batch.case}: {report['error']}")
@@ -119,8 +149,14 @@ def _body(model: str, ask: Ask) -> dict[str, Any]:
     }
 
 
-def _run_client(server: Server, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    job = {"host": "127.0.0.1", "port": server.spec.port, "bodies": list(bodies), "timeout_s": REQUEST_TIMEOUT_S}
+def _run_client(server: Server, bodies: Sequence[dict[str, Any]], after: Sequence[int] = ()) -> dict[str, Any]:
+    job = {
+        "host": "127.0.0.1",
+        "port": server.spec.port,
+        "bodies": list(bodies),
+        "timeout_s": REQUEST_TIMEOUT_S,
+        "after": list(after),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "bench.client"],
         input=json.dumps(job),

@@ -6,11 +6,13 @@ None.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.measure import Measurement
 from bench.stats import best, median, percentile, ratio
+from bench.stream import Timing
 
 Figures = dict[str, float]
 """Figures of one case on one engine, by name; the unit is the end of the name."""
@@ -22,13 +24,30 @@ RATE_OF_CASE: Mapping[str, str] = {
     "conc16": "output_tok_s",
     "prefill": "prefill_tok_s",
     "shared": "output_tok_s",
+    "prefill8k": "prefill_tok_s",
+    "decode8k": "decode_tok_s",
 }
-"""Which figure stands for a case."""
+"""Which rate stands for a case; more is better."""
+TIMES: Mapping[str, tuple[str, str]] = {
+    "ttft_p99": ("conc16", "ttft_p99_ms"),
+    "itl_p99": ("conc16", "itl_p99_ms"),
+    "mixed_itl_p99": ("mixed", "itl_p99_ms"),
+    "mixed_ttft": ("mixed", "long_ttft_ms"),
+}
+"""Times that are compared, by name: their case and figure; less is better."""
+NAMES_OF_TIME: Mapping[str, str] = {
+    "ttft_p99": "TTFT p99, 16 at once (ms)",
+    "itl_p99": "ITL p99, 16 at once (ms)",
+    "mixed_itl_p99": "ITL p99 of 8 streams while 2048 tokens arrive (ms)",
+    "mixed_ttft": "TTFT of those 2048 tokens (ms)",
+}
 NAMES_OF_CASE: Mapping[str, str] = {
     "single": "single stream, 128 in, 128 out",
     "conc16": "16 at once, 64 to 184 in, 128 out",
     "prefill": "prefill of 2048 tokens",
-    "shared": "16 at once on a cached 1k prefix, 32 out",
+    "shared": "16 at once on a cached prefix",
+    "prefill8k": "prefill of 8000 tokens",
+    "decode8k": "decode after 8000 tokens",
 }
 MAX_CLIENT_CPU_SHARE = 0.05
 """Above this part of a core the client is no longer light, and the report says so."""
@@ -37,7 +56,8 @@ MAX_CLIENT_CPU_SHARE = 0.05
 def figures(measurements: Sequence[Measurement]) -> Figures:
     """Figures of one case: medians over repeats, percentiles over all requests of all repeats.
 
-    Batches that only prepare a cache count in ``prime_wall_s`` alone. Latencies in milliseconds.
+    Batches that only prepare a cache count in ``prime_wall_s`` alone. Latencies in milliseconds. Of the case ``mixed``,
+    times between tokens are those of the streams while the long prompt is computed.
     """
     measured = [m for m in measurements if m.measured]
     timings = [timing for m in measured for timing in m.timings]
@@ -60,31 +80,56 @@ def figures(measurements: Sequence[Measurement]) -> Figures:
         "server_cpu_cores": median([m.server_cpu_s / m.wall_s for m in measured]),
     }
     if gaps_ms:
+        rates = [(t.completion_tokens - 1) / sum(t.gaps_s) for t in timings if t.gaps_s]
         result |= {
             "itl_p50_ms": percentile(gaps_ms, 50),
             "itl_p99_ms": percentile(gaps_ms, 99),
+            "decode_tok_s": median(rates),
             "tokens_per_chunk": sum(out_tokens) / sum(t.num_chunks for t in timings),
         }
+    if measured and measured[0].case == "mixed":
+        result |= _mixed_figures([m.timings for m in measured])
     priming = [m.wall_s for m in measurements if not m.measured]
     if priming:
         result["prime_wall_s"] = median(priming)
     return result
 
 
+def _mixed_figures(batches: Sequence[Sequence[Timing]]) -> Figures:
+    """Gaps of the streams that meet the time from sending the long prompt to its first token, and that time."""
+    gaps_ms: list[float] = []
+    for *streams, long in batches:
+        for stream in streams:
+            end_s = stream.sent_s + stream.ttft_s
+            for gap in stream.gaps_s:
+                start_s, end_s = end_s, end_s + gap
+                if end_s >= long.sent_s and start_s <= long.sent_s + long.ttft_s:
+                    gaps_ms.append(1000 * gap)
+    result = {"long_ttft_ms": median([1000 * long.ttft_s for *_, long in batches])}
+    if gaps_ms:
+        result |= {f"itl_p{percent}_ms": percentile(gaps_ms, percent) for percent in (50, 99)}
+        result["itl_max_ms"] = max(gaps_ms)
+    return result
+
+
 def best_of(settings: Sequence[EngineFigures]) -> tuple[dict[str, Figures], dict[str, int]]:
-    """Of each case the figures of the setting with the highest rate, and which setting that was."""
+    """Of each case the figures of the setting that did best in it, and which setting that was."""
     figures: dict[str, Figures] = {}
     chosen: dict[str, int] = {}
     for index, cases in enumerate(settings):
         for case, values in cases.items():
-            rate = RATE_OF_CASE[case]
-            if case not in figures or values[rate] > figures[case][rate]:
+            if case not in figures or _merit(case, values) > _merit(case, figures[case]):
                 figures[case], chosen[case] = values, index
     return figures, chosen
 
 
+def _merit(case: str, values: Figures) -> float:
+    """More is better: a case's rate, or for ``mixed`` less of its streams' longest gaps."""
+    return values[RATE_OF_CASE[case]] if case in RATE_OF_CASE else -values.get("itl_p99_ms", math.inf)
+
+
 def ratios(engines: Mapping[str, EngineFigures], peers: Sequence[str]) -> dict[str, float | None]:
-    """``CASE_vs_PEER`` and ``CASE_vs_best`` for each case's rate, and the same for TTFT and ITL at p99 of 16 at once.
+    """``CASE_vs_PEER`` and ``CASE_vs_best`` for each case's rate, and the same for the `TIMES`.
 
     ``best`` needs every peer: with one missing it is None, since the missing one might have been the better.
     """
@@ -95,9 +140,9 @@ def ratios(engines: Mapping[str, EngineFigures], peers: Sequence[str]) -> dict[s
         for peer, value in theirs.items():
             result[f"{case}_vs_{peer}"] = ratio(ours, value)
         result[f"{case}_vs_best"] = ratio(ours, best(list(theirs.values())))
-    for short in ("ttft_p99", "itl_p99"):
-        ours = _figure(engines, "naru", "conc16", f"{short}_ms")
-        theirs = {peer: _figure(engines, peer, "conc16", f"{short}_ms") for peer in peers}
+    for short, (case, name) in TIMES.items():
+        ours = _figure(engines, "naru", case, name)
+        theirs = {peer: _figure(engines, peer, case, name) for peer in peers}
         for peer, value in theirs.items():
             result[f"{short}_vs_{peer}"] = ratio(value, ours)
         result[f"{short}_vs_best"] = ratio(best(list(theirs.values()), lowest=True), ours)
@@ -110,11 +155,14 @@ def table(engines: Mapping[str, EngineFigures], peers: Sequence[str], computed: 
     rows = [header]
     for case, name in RATE_OF_CASE.items():
         label = f"{NAMES_OF_CASE[case]} (tok/s)"
-        rows.append(_row(label, engines, peers, case, name, [computed.get(f"{case}_vs_{p}") for p in (*peers, "best")]))
-    for short in ("ttft_p99", "itl_p99"):
-        cells = [computed.get(f"{short}_vs_{p}") for p in (*peers, "best")]
-        rows.append(_row(f"{_title(short)}, 16 at once (ms)", engines, peers, "conc16", f"{short}_ms", cells))
-    for case in RATE_OF_CASE:
+        if any(_figure(engines, engine, case, name) is not None for engine in engines):
+            cells = [computed.get(f"{case}_vs_{p}") for p in (*peers, "best")]
+            rows.append(_row(label, engines, peers, case, name, cells))
+    for short, (case, name) in TIMES.items():
+        if any(_figure(engines, engine, case, name) is not None for engine in engines):
+            cells = [computed.get(f"{short}_vs_{p}") for p in (*peers, "best")]
+            rows.append(_row(NAMES_OF_TIME[short], engines, peers, case, name, cells))
+    for case in ("single", "conc16", "shared"):
         for short in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99"):
             has_any = any(_figure(engines, name, case, f"{short}_ms") is not None for name in ("naru", *peers))
             if has_any and not (case == "conc16" and short.endswith("p99")):

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +48,10 @@ class ServerSpec:
     settings: str = ""
     """For the report: how it was set up, in words."""
     version: str = ""
+    cases: tuple[str, ...] = ()
+    """Those it is for; empty: all."""
+    library: str = ""
+    """Part of the name of a library that one of its processes must have loaded: the kernels it was restricted to."""
 
 
 class Server:
@@ -106,6 +110,11 @@ class Server:
         if code is not None:
             raise ServerError(f"{self.spec.name} ended {exit_words(code)}; {self._log_tail()}")
 
+    def check_library(self) -> None:
+        """Raises ServerError when no process of the tree has loaded the library that the spec names."""
+        if self.spec.library and not has_loaded(self.spec.library, [process.pid for process in process_tree(self.pid)]):
+            raise ServerError(f"{self.spec.name} has not loaded {self.spec.library}: it uses other kernels")
+
     def stop(self) -> None:
         """SIGTERM to the process, time to leave, then SIGKILL to whatever of its tree is left."""
         if self._process is None:
@@ -144,6 +153,15 @@ def end_tree(process: subprocess.Popen[bytes], timeout_s: float = STOP_TIMEOUT_S
     process.wait(timeout=5)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def has_loaded(library: str, pids: Sequence[int]) -> bool:
+    """Whether one of the processes maps a file whose path contains `library`."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if library in Path(f"/proc/{pid}/maps").read_text():
+                return True
+    return False
 
 
 def answers(port: int, path: str) -> bool:

@@ -31,6 +31,8 @@ class Timing:
     cached_tokens: int
     """Of the prompt, as far as the server says so; 0 where it does not."""
     num_chunks: int
+    sent_s: float = 0.0
+    """When it was sent, since the batch began."""
 
 
 def parse(pieces: Sequence[tuple[float, bytes]]) -> Timing:

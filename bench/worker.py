@@ -5,6 +5,7 @@ Starts one worker process, without router or Redis, and speaks gRPC to it. Calle
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from bench.servers import end_tree, free_port
 from bench.stats import median
 
 from naru_proto.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
+from naru_worker.native.isa import FORCE_VARIABLE
 
 MODEL = "bench"
 START_TIMEOUT_S = 60.0
@@ -54,8 +56,12 @@ class WorkerFigures:
     num_samples: int
 
 
-def measure_worker(model_path: Path, words: Sequence[str], num_starts: int, log_path: Path) -> WorkerFigures:
+def measure_worker(
+    model_path: Path, words: Sequence[str], num_starts: int, log_path: Path, isa: str = ""
+) -> WorkerFigures:
     """Starts the worker `num_starts` times (at least once); the last one gets the mixed load.
+
+    `isa`, where given, is the instruction set it keeps to.
 
     Raises:
         WorkerError: no start, no load, no answer.
@@ -71,6 +77,7 @@ def measure_worker(model_path: Path, words: Sequence[str], num_starts: int, log_
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, **({FORCE_VARIABLE: isa} if isa else {})},
             )
         try:
             _wait_for_port(process, port, started_s + START_TIMEOUT_S, log_path)

@@ -12,12 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-CaseName = Literal["single", "conc16", "prefill", "shared"]
-CASE_NAMES: tuple[CaseName, ...] = ("single", "conc16", "prefill", "shared")
+CaseName = Literal["single", "conc16", "prefill", "shared", "mixed", "prefill8k", "decode8k"]
+CASE_NAMES: tuple[CaseName, ...] = ("single", "conc16", "prefill", "shared", "mixed", "prefill8k", "decode8k")
+LONG_CASES: tuple[CaseName, ...] = ("prefill8k", "decode8k")
+"""Those that need the whole context of a model."""
 
 NUM_CONCURRENT = 16
+NUM_STREAMS = 8
+"""Streams that run while a long prompt arrives."""
 MAX_MODEL_LEN = 2560
-"""Tokens of prompt and output the largest request needs, with room to spare. Every server allows at least this."""
+"""Tokens of prompt and output of the largest request outside the long cases, with room to spare."""
+LONG_MODEL_LEN = 8192
+"""The same for the long cases."""
 
 _WORD = re.compile(r"[a-z]{3,9}")
 _SPACE = "Ġ"
@@ -31,6 +37,8 @@ class Ask:
     prompt: str
     prompt_tokens: int
     max_tokens: int
+    after_chunks: int = 0
+    """Sent when all requests that were sent at once have got so many chunks of their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +61,19 @@ class Scale:
     shared_prefix: int = 1024
     shared_tail: int = 32
     shared_output: int = 32
+    stream_output: int = 96
+    mixed_prompt: int = 2048
+    long_prompt: int = 8000
+    long_output: int = 64
 
 
 FULL = Scale()
-WARM = Scale(single_output=16, concurrent_output=16, shared_output=8)
-"""For the unmeasured round: the same prompt shapes, less output."""
+REDUCED = Scale(single_output=64, concurrent_output=64, shared_prefix=512, shared_output=16, stream_output=64)
+"""For a larger model: the same kinds of work, less of it."""
+WARM = Scale(single_output=16, concurrent_output=16, prefill_prompt=512)
+"""For the unmeasured round of the cases in `WARMED`."""
+WARMED: tuple[CaseName, ...] = ("single", "conc16", "prefill")
+"""Cases with a round before: later ones meet a server that has computed all kinds of steps."""
 
 
 def single_token_words(tokens: Sequence[str], limit: int = 1024) -> tuple[str, ...]:
@@ -85,7 +101,26 @@ def batches(case: CaseName, words: Sequence[str], seed: int, repeat: int, scale:
         lengths = [64 + 8 * index for index in range(NUM_CONCURRENT)]
         rng.shuffle(lengths)
         return (Batch(case, tuple(_ask(rng, words, length, scale.concurrent_output) for length in lengths)),)
+    if case == "mixed":
+        return (_mixed(rng, words, scale),)
+    if case in LONG_CASES:
+        return _long(case, random.Random(f"{seed}/long/{repeat}"), words, scale)
     return _shared(rng, words, scale)
+
+
+def _mixed(rng: random.Random, words: Sequence[str], scale: Scale) -> Batch:
+    """Eight streams, and one long prompt that comes when all of them run."""
+    streams = tuple(_ask(rng, words, 64, scale.stream_output) for _ in range(NUM_STREAMS))
+    return Batch("mixed", (*streams, Ask(_text(rng, words, scale.mixed_prompt), scale.mixed_prompt, 1, after_chunks=8)))
+
+
+def _long(case: CaseName, rng: random.Random, words: Sequence[str], scale: Scale) -> tuple[Batch, ...]:
+    """A prompt of nearly the whole context, or what comes after it: then it is in the cache already."""
+    text = _text(rng, words, scale.long_prompt)
+    if case == "prefill8k":
+        return (Batch(case, (Ask(text, scale.long_prompt, 1),)),)
+    prime = Batch(case, (Ask(text, scale.long_prompt, 1),), measured=False)
+    return prime, Batch(case, (Ask(text, scale.long_prompt, scale.long_output),))
 
 
 def _shared(rng: random.Random, words: Sequence[str], scale: Scale) -> tuple[Batch, ...]:

@@ -51,6 +51,33 @@ async def test_all_requests_of_a_batch_are_out_before_the_first_is_answered() ->
     assert 0 <= report["client_cpu_s"]
 
 
+async def test_a_request_that_waits_is_sent_when_the_others_have_begun_to_answer() -> None:
+    order: list[str] = []
+    both_streams = asyncio.Barrier(2)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length"))
+        name = json.loads(await reader.readexactly(length))["prompt"]
+        order.append(f"{name} asked")
+        if name != "late":
+            await both_streams.wait()
+            order.append(f"{name} answered")
+        writer.write(STREAM)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        bodies = [{"prompt": name} for name in ("late", "a", "b")]
+        report = await run_batch("127.0.0.1", port, bodies, 20, after=[1, 0, 0])
+    assert order[-1] == "late asked"
+    assert [entry["completion_tokens"] for entry in report["requests"]] == [2, 2, 2]
+    late, *others = (entry["sent_s"] for entry in report["requests"])
+    assert late > max(others) >= 0
+
+
 async def test_a_refusal_is_reported_for_its_request() -> None:
     report, _ = await report_of(1, b"HTTP/1.1 400 Bad Request\r\n\r\nmax_tokens is -1")
     assert report["requests"] == [{"error": "HTTP/1.1 400 Bad Request: max_tokens is -1"}]

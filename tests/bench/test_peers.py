@@ -47,5 +47,5 @@ def test_an_unknown_peer_is_refused_before_anything_is_installed(
     monkeypatch.setenv("NARU_BENCH_PEERS", str(tmp_path))
     with pytest.raises(SystemExit):
         main(["install", "tgi"])
-    assert "no peer is called 'tgi'; known: llamacpp, vllm" in capsys.readouterr().err
+    assert "no peer is called 'tgi'; known: llamacpp, llamacpp-isas, vllm" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import pytest
 from bench.measure import Measurement
-from bench.report import best_of, figures, ratios, rounded, table, warnings
+from bench.report import TIMES, best_of, figures, ratios, rounded, table, warnings
 from bench.stream import Timing
 
 PEERS = ("llamacpp", "vllm")
-RATES = {"single": 100.0, "conc16": 200.0, "prefill": 1000.0, "shared": 50.0}
+RATES = {"single": 100.0, "conc16": 200.0, "prefill": 1000.0, "shared": 50.0, "prefill8k": 800.0, "decode8k": 40.0}
 
 
 def engine(factor: float, ttft_p99_ms: float = 50.0) -> dict[str, dict[str, float]]:
     cases = {case: {"output_tok_s": rate * factor} for case, rate in RATES.items()}
-    cases["prefill"] = {"prefill_tok_s": RATES["prefill"] * factor}
+    for case in ("prefill", "prefill8k"):
+        cases[case] = {"prefill_tok_s": RATES[case] * factor}
+    cases["decode8k"] = {"decode_tok_s": RATES["decode8k"] * factor}
+    cases["mixed"] = {"itl_p99_ms": ttft_p99_ms / 4, "long_ttft_ms": 10 * ttft_p99_ms}
     cases["conc16"] |= {"ttft_p99_ms": ttft_p99_ms, "itl_p99_ms": ttft_p99_ms / 2}
     return cases
 
@@ -33,13 +36,15 @@ def test_above_one_is_in_our_favour_for_rates_and_for_times() -> None:
     assert found["ttft_p99_vs_llamacpp"] == 4.0
     assert found["ttft_p99_vs_best"] == 3.0
     assert found["itl_p99_vs_best"] == 3.0
+    assert found["mixed_itl_p99_vs_best"] == 3.0
+    assert found["decode8k_vs_llamacpp"] == 2.0
 
 
 def test_a_missing_peer_leaves_its_ratios_and_the_best_ones_empty() -> None:
     found = ratios({"naru": engine(2.0), "llamacpp": engine(1.0)}, PEERS)
     assert found["single_vs_llamacpp"] == 2.0
     assert {name for name, value in found.items() if value is not None} == {
-        f"{what}_vs_llamacpp" for what in (*RATES, "ttft_p99", "itl_p99")
+        f"{what}_vs_llamacpp" for what in (*RATES, *TIMES)
     }
 
 
@@ -106,3 +111,16 @@ def test_noise_a_heavy_client_and_merged_tokens_are_said() -> None:
 
 def test_results_keep_six_digits() -> None:
     assert rounded({"a": [1.23456789, None, "x", 3]}) == {"a": [1.23457, None, "x", 3]}
+
+
+def test_of_streams_beside_a_long_prompt_only_gaps_that_meet_it_count() -> None:
+    stream = Timing(0.1, 1.2, (0.1, 0.5, 0.1, 0.4), 10, 5, 0, 5)  # chunks at 0.1, 0.2, 0.7, 0.8 and 1.2
+    long = Timing(0.3, 0.3, (), 100, 1, 0, 1, sent_s=0.25)  # computed from 0.25 to 0.55
+    found = figures([Measurement("mixed", 0, True, 1.2, 0.01, 1.0, (stream, long))])
+    assert found["itl_p99_ms"] == found["itl_max_ms"] == pytest.approx(500)
+    assert found["long_ttft_ms"] == pytest.approx(300)
+
+
+def test_beside_a_long_prompt_the_setting_with_the_shortest_stalls_is_the_best() -> None:
+    _, chosen = best_of([{"mixed": {"itl_p99_ms": 90.0}}, {"mixed": {"itl_p99_ms": 40.0}}])
+    assert chosen == {"mixed": 1}

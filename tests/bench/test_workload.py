@@ -6,9 +6,14 @@ import pytest
 from bench.workload import (
     CASE_NAMES,
     FULL,
+    LONG_CASES,
+    LONG_MODEL_LEN,
     MAX_MODEL_LEN,
     NUM_CONCURRENT,
+    NUM_STREAMS,
+    REDUCED,
     WARM,
+    WARMED,
     Ask,
     CaseName,
     Scale,
@@ -24,11 +29,11 @@ def asks(case: CaseName, repeat: int = 0, seed: int = 1, scale: Scale = FULL) ->
 
 
 @pytest.mark.parametrize("case", CASE_NAMES)
-@pytest.mark.parametrize("scale", [FULL, WARM], ids=["full", "warm"])
+@pytest.mark.parametrize("scale", [FULL, REDUCED, WARM], ids=["full", "reduced", "warm"])
 def test_a_prompt_has_exactly_the_words_it_claims_and_fits_every_server(case: CaseName, scale: Scale) -> None:
     for ask in asks(case, scale=scale):
         assert len(ask.prompt.split(" ")) == ask.prompt_tokens
-        assert ask.prompt_tokens + ask.max_tokens <= MAX_MODEL_LEN
+        assert ask.prompt_tokens + ask.max_tokens <= (LONG_MODEL_LEN if case in LONG_CASES else MAX_MODEL_LEN)
 
 
 @pytest.mark.parametrize("case", CASE_NAMES)
@@ -40,7 +45,7 @@ def test_equal_arguments_give_every_engine_equal_prompts(case: CaseName) -> None
 @pytest.mark.parametrize("case", CASE_NAMES)
 def test_no_repeat_can_use_what_an_earlier_one_left_in_a_cache(case: CaseName) -> None:
     rounds = [asks(case, -1, scale=WARM), asks(case, 0), asks(case, 1)]
-    for one, other in itertools.combinations(rounds, 2):
+    for one, other in itertools.combinations(rounds[0 if case in WARMED else 1 :], 2):
         for a, b in itertools.product(one, other):
             same = [one == other for one, other in zip(a.prompt.split(), b.prompt.split(), strict=False)]
             assert (same.index(False) if False in same else len(same)) < 8  # half a KV block
@@ -60,6 +65,23 @@ def test_the_shared_case_primes_then_measures_other_tails_on_the_same_prefix() -
     assert len({tuple(words[:1024]) for words in prompts}) == 1
     assert len({tuple(words[1024:]) for words in prompts}) == 2 * NUM_CONCURRENT
     assert {ask.max_tokens for ask in measured.asks} == {32}
+
+
+def test_decoding_after_a_long_prompt_finds_the_prompt_where_its_prefill_left_it() -> None:
+    (prefill,) = batches("prefill8k", WORDS, 1, 0)
+    prime, measured = batches("decode8k", WORDS, 1, 0)
+    assert prefill.asks[0] == prime.asks[0]
+    assert measured.asks[0].prompt == prefill.asks[0].prompt
+    assert (prime.measured, measured.measured) == (False, True)
+    assert measured.asks[0].prompt_tokens == 8000
+
+
+def test_a_long_prompt_comes_when_the_streams_run() -> None:
+    (batch,) = batches("mixed", WORDS, 1, 0)
+    *streams, long = batch.asks
+    assert [ask.after_chunks for ask in streams] == [0] * NUM_STREAMS
+    assert (long.prompt_tokens, long.max_tokens) == (2048, 1)
+    assert 0 < long.after_chunks < min(ask.max_tokens for ask in streams)
 
 
 def test_usable_words_are_one_token_with_and_without_a_space() -> None:
