@@ -1,7 +1,7 @@
 """What speculation gives and costs, in one process: ``python -m bench.speculation``.
 
-Two engines over the same model file, one that guesses tokens and one that does not, get the same requests in turns. Each
-workload repeats itself more or less; the first ones hardly do, and show what looking for guesses costs. Answers must be
+Two engines over the same model file, one that guesses tokens and one that does not, get the same requests in turns.
+Each workload repeats itself more or less; the first ones hardly do, and show what looking for guesses costs. Answers must be
 equal, token for token; the time is that of steps that only decode.
 """
 
@@ -36,7 +36,7 @@ PASSAGE = (
     "colza oil, which a keeper carried up two hundred and twelve steps every evening. Today the light is electric, "
     "turns once in ten seconds, and can be seen from eighteen nautical miles away."
 )
-CODE = '''def read_table(path, separator=","):
+CODE = """def read_table(path, separator=","):
     rows = []
     with open(path, encoding="utf-8") as file:
         header = file.readline().rstrip("\\n").split(separator)
@@ -46,11 +46,11 @@ CODE = '''def read_table(path, separator=","):
                 raise ValueError(f"a row of {path} has {len(values)} values, the header has {len(header)}")
             rows.append(dict(zip(header, values)))
     return rows
-'''
+"""
 CHATS = {
     "story": "Write a story about a fisherman who finds a letter in a bottle.",
-    "answer with sources": f"{PASSAGE}\n\nUsing only the text above, say who built the lighthouse, when, of what, and how "
-    "far its light can be seen. Quote the sentences you use.",
+    "answer with sources": f"{PASSAGE}\n\nUsing only the text above, say who built the lighthouse, when, of what, and "
+    "how far its light can be seen. Quote the sentences you use.",
     "edit code": f"Rename the variable `rows` to `records` in this code and print the whole code:\n\n{CODE}",
     "repeat text": f"Repeat the following text word for word:\n\n{PASSAGE}",
 }
@@ -150,6 +150,7 @@ def workloads(model: LoadedModel, num_streams: int) -> list[Workload]:
 
 
 def _chat(model: LoadedModel, text: str) -> tuple[int, ...]:
+    assert model.tokenizer is not None
     turn = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
     return tuple(model.tokenizer.encode(turn, add_special_tokens=False))
 
@@ -187,11 +188,14 @@ def compare(off: LoadedModel, auto: LoadedModel, num_streams: int, num_tokens: i
 
 def print_figures(figures: Sequence[Figures]) -> None:
     """The table."""
-    print(f"{'workload':<24}{'streams':>8}{'off tok/s':>11}{'auto tok/s':>11}{'gain':>7}{'drafted':>9}{'right':>7}  equal")
+    print(
+        f"{'workload':<24}{'streams':>8}{'off tok/s':>11}{'auto tok/s':>11}{'gain':>7}{'drafted':>9}{'right':>7}  equal"
+    )
     for each in figures:
         print(
             f"{each.workload:<24}{each.num_streams:>8}{each.off_tokens_per_s:>11.0f}{each.auto_tokens_per_s:>11.0f}"
-            f"{each.gain:>7.2f}{each.drafted_ratio:>9.2f}{each.accepted_ratio:>7.0%}  {'yes' if each.is_equal else 'NO'}"
+            f"{each.gain:>7.2f}{each.drafted_ratio:>9.2f}{each.accepted_ratio:>7.0%}"
+            f"  {'yes' if each.is_equal else 'NO'}"
         )
 
 

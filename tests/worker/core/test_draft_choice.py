@@ -1,4 +1,4 @@
-"""How many drafts pay: the best of all distributions, none where rows cost too much, and the cost of a row as measured."""
+"""How many drafts pay: the best of all distributions, none where rows cost too much, and what a row costs."""
 
 from __future__ import annotations
 

@@ -94,7 +94,6 @@ def test_odds_follow_what_came_true_and_fall_with_each_guess() -> None:
     # A new text of the same model starts from that, and unlearns it by itself.
     assert model.of(12) > 0.9
     for number in range(40):
-        text = [1, 2, 3] + [number % 2, 2, 3 + number]
         second = DraftSource(model)
         second.catch_up([1, 2, 3, 1, 2])
         second.catch_up([1, 2, 3, 1, 2, 100 + number])

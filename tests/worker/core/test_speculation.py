@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,9 +17,9 @@ from naru_worker.core.step import RowResult
 from naru_worker.core.testing_engine import PretendEngine
 
 
-def repeating(num_drawn: int = 1, **options: int) -> PretendEngine:
+def repeating(num_drawn: int = 1, **options: Any) -> PretendEngine:
     """An engine whose model says the same few tokens over and over."""
-    return PretendEngine(max_draft_tokens=8, num_drawn=num_drawn, **options)  # type: ignore[arg-type]
+    return PretendEngine(max_draft_tokens=8, num_drawn=num_drawn, **options)
 
 
 def reasons(engine: PretendEngine) -> dict[str, int]:
@@ -182,7 +183,12 @@ class _Matcher:
 def test_structured_text_and_beams_have_no_drafts() -> None:
     engine = repeating(num_blocks=200)
     request = Request(
-        RequestId("g"), (0,) * 6, SamplingParams(max_tokens=20), 7, 100, matchers=(_Matcher(),)  # type: ignore[arg-type]
+        RequestId("g"),
+        (0,) * 6,
+        SamplingParams(max_tokens=20),
+        7,
+        100,
+        matchers=(_Matcher(),),  # type: ignore[arg-type]
     )
     engine.scheduler.add(request)
     engine.request([0] * 6, SamplingParams(max_tokens=10, beam_width=2))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Callable
 from typing import Any
 
 from naru_worker.adapters.engine.deltas import SequenceDelta
@@ -30,6 +32,7 @@ def engine_over(
     max_model_len: int = 256,
     enable_prefix_caching: bool = True,
     max_draft_tokens: int = 0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[ModelEngine, Scheduler]:
     """An engine, and its scheduler. `num_blocks`: of those that the runner has."""
     kv = runner.kv
@@ -45,7 +48,7 @@ def engine_over(
     )
     blocks = KVManager(num_blocks, kv.block_size, model_revision="r", enable_prefix_caching=enable_prefix_caching)
     scheduler = Scheduler(limits, blocks)
-    return ModelEngine(scheduler, runner, options, TokenTable(vocabulary), vocab_limit), scheduler
+    return ModelEngine(scheduler, runner, options, TokenTable(vocabulary), vocab_limit, clock), scheduler
 
 
 def request_of(prompt: list[int], name: str = "a", *, prior: tuple[PriorOutput, ...] = (), **params: Any) -> Request:

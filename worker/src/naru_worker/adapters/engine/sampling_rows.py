@@ -205,8 +205,10 @@ def _add_scored(row: Row, offset: int, state: SequenceSampling, wanted: list[Row
 def row_results(plan: StepPlan, wanted: list[RowRequest], output: SampleOutput) -> list[RowResult]:
     """One result for each row of `plan`, from the sampled `wanted` rows."""
     token_ids: list[int] = output.token_ids.tolist()
-    if output.hidden is None and len(wanted) == len(plan.rows) and all(
-        [row.num_logprobs < 0 and not row.num_ahead for row in wanted]
+    if (
+        output.hidden is None
+        and len(wanted) == len(plan.rows)
+        and all([row.num_logprobs < 0 and not row.num_ahead for row in wanted])
     ):
         # Every row draws once (a scored row always has logprobs, and comes with or without a drawing one).
         return [RowResult(token_id) for token_id in token_ids]
