@@ -40,15 +40,26 @@ Scratch carve(uint8_t* p, int vocab) {
 
 // The best id, lowest on ties; NaN never wins. 0 when every logit is -inf or NaN.
 int argmax(const float* x, int n) {
-  V16 best = set16(kMinusInf);
-  int i = 0;
-  for (; i + 16 <= n; i += 16) best = max16(load16(x + i), best);
-  float top = hmax16(best);
-  for (; i < n; ++i) top = x[i] > top ? x[i] : top;
+  // One pass over all, keeping the first of the blocks that hold the best, and a second one over that block.
+  constexpr int kBlock = 1024;
+  float top = kMinusInf;
+  int found = 0;
+  for (int begin = 0; begin < n; begin += kBlock) {
+    const int end = begin + kBlock < n ? begin + kBlock : n;
+    V16 best[4] = {set16(kMinusInf), set16(kMinusInf), set16(kMinusInf), set16(kMinusInf)};
+    int i = begin;
+    for (; i + 64 <= end; i += 64)
+      for (int j = 0; j < 4; ++j) best[j] = max16(load16(x + i + 16 * j), best[j]);
+    float high = hmax16(max16(max16(best[0], best[1]), max16(best[2], best[3])));
+    for (; i < end; ++i) high = x[i] > high ? x[i] : high;
+    if (high > top) {
+      top = high;
+      found = begin;
+    }
+  }
   if (top == kMinusInf) return 0;
-  for (i = 0; i < n; ++i)
-    if (x[i] == top) return i;
-  return 0;
+  while (x[found] != top) ++found;
+  return found;
 }
 
 uint64_t mix(uint64_t z) {

@@ -8,6 +8,11 @@
 #include "rowops.h"
 
 namespace naru {
+namespace {
+
+constexpr int kRowsOfPiece = 8;  // of a long chunk's row operations
+
+}  // namespace
 
 Readiness::State Model::step(const StepInputs& in, const SamplingInputs* sampling, const SamplingOutputs* out,
                              float* logits, int64_t max_wait_ns) {
@@ -144,10 +149,12 @@ void Model::execute(size_t index, int member, int first, int rows) {
   // Rows [generated, rows) take the way of prompts, where there is one. Rows of logits all go one way.
   const int generated =
       kHasTiles && op.tail == 0 ? std::max(0, std::min(rows, in_.num_generated_tokens - first)) : rows;
-  // A row is one piece.
-  const auto each_row = [this, member](int count, auto piece) {
-    Pool::Share share = pool_.share(member, count);
-    for (int r = pool_.claim(&share); r >= 0; r = pool_.claim(&share)) piece(r);
+  // A piece is one row, or a few where there are many: claiming one costs about as much as rotating a short row.
+  const auto each_row = [this, member](int count, auto row) {
+    const int step = count < 8 * kRowsOfPiece * pool_.size() ? 1 : kRowsOfPiece;
+    Pool::Share share = pool_.share(member, (count + step - 1) / step);
+    for (int i = pool_.claim(&share); i >= 0; i = pool_.claim(&share))
+      for (int r = i * step; r < std::min(count, (i + 1) * step); ++r) row(r);
   };
   const auto tile_row = [generated](int r) { return r < generated ? kNoTileRow : r - generated; };
   switch (op.op) {
