@@ -173,6 +173,18 @@ def test_parts_of_different_formats_stack_with_their_biases(variant: str) -> Non
                 first += len(w)
 
 
+@pytest.mark.parametrize("tensor_format", ["q4_1", "q8_0"])
+def test_many_rows_and_columns_are_cut_into_blocks_and_summed_whole(variant: str, tensor_format: TensorFormat) -> None:
+    """More rows than a member takes at once, more columns than are unpacked at once, an odd panel at the end."""
+    tensor, w = random_tensor("w", tensor_format, (50, 1248), np.random.default_rng(13))
+    x = activations(512, 1248, 14)
+    with packed(variant, [tensor], [None]) as (multiply, _):
+        whole = multiply(x)
+        assert close(whole, x, seen_weights(variant, tensor_format, 512, w))
+        for rows in (256, 257, 300):
+            np.testing.assert_array_equal(multiply(x[:rows]), whole[:rows])
+
+
 def test_extreme_bytes_do_not_saturate(variant: str) -> None:
     """Products of 16 bits overflow when -128 or 255 meet 127 twice in a row."""
     blocks = np.zeros((16, 1, 34), np.uint8)
