@@ -94,13 +94,6 @@ Piece piece_at(const Matrix& w, int width, int at) {
   return Piece{s, index, left < width ? left : width};
 }
 
-void run_panels(const Linear& job, const Piece& piece) {
-  for (int i = piece.index; i < piece.index + piece.count; ++i) {
-    const uint8_t* panel = piece.segment->data + static_cast<size_t>(i) * piece.segment->panel_bytes;
-    vector_panel(job, *piece.segment, i, panel, panel);
-  }
-}
-
 // Many rows without tiles: work goes in as many panels as are multiplied side by side.
 void linear_unpacked(const Linear& job, Pool* pool, int member) {
   const Run run = run_of(*job.w, member, pool->size());
@@ -109,7 +102,7 @@ void linear_unpacked(const Linear& job, Pool* pool, int member) {
   for (int p = pool->claim(&share); p >= 0; p = pool->claim(&share)) {
     const Piece piece = piece_at(*job.w, kUnpackedPanels, p);
     if (!is_quantized(piece.segment->format)) {
-      run_panels(job, piece);
+      float_panels(job, *piece.segment, piece.index, piece.count);
       continue;
     }
     const uint8_t* panel = piece.segment->data + static_cast<size_t>(piece.index) * piece.segment->panel_bytes;

@@ -6,18 +6,21 @@ namespace {
 
 template <typename T, int M>
 void panel(const uint8_t* panel, int k, const FRows& x, const uint8_t* ahead, float* y) {
-  for (int part = 0; part < kParts; ++part) {
-    const int lane = part * kLanes;
-    const T* w = reinterpret_cast<const T*>(panel) + lane;
-    vf acc[M];
-    for (int m = 0; m < M; ++m) acc[m] = vset(0.f);
-    for (int c = 0; c < k; ++c) {
-      if (part == 0 && (sizeof(T) == 4 || c % 2 == 0)) fetch_line(ahead + static_cast<size_t>(c) * kPanel * sizeof(T));
-      const vf row = vload(w + static_cast<size_t>(c) * kPanel);
-      for (int m = 0; m < M; ++m) acc[m] = row * vset(x.x[m * x.ld + c]) + acc[m];
+  const T* w = reinterpret_cast<const T*>(panel);
+  vf acc[kParts][M];
+  for (int part = 0; part < kParts; ++part)
+    for (int m = 0; m < M; ++m) acc[part][m] = vset(0.f);
+  for (int c = 0; c < k; ++c, w += kPanel) {
+    if (sizeof(T) == 4 || c % 2 == 0) fetch_line(ahead + static_cast<size_t>(c) * kPanel * sizeof(T));
+    vf row[kParts];
+    for (int part = 0; part < kParts; ++part) row[part] = vload(w + part * kLanes);
+    for (int m = 0; m < M; ++m) {
+      const vf v = vset(x.x[m * x.ld + c]);
+      for (int part = 0; part < kParts; ++part) acc[part][m] = row[part] * v + acc[part][m];
     }
-    for (int m = 0; m < M; ++m) vstore(y + m * kPanel + lane, acc[m]);
   }
+  for (int m = 0; m < M; ++m)
+    for (int part = 0; part < kParts; ++part) vstore(y + m * kPanel + part * kLanes, acc[part][m]);
 }
 
 template <typename T>

@@ -279,7 +279,9 @@ BlockKernel block_kernel(Kind kind, int rows) {
 }  // namespace
 
 size_t unpacked_scratch_floats(int k) {
-  return static_cast<size_t>(k / kGroup) * kMaxGroupBytes * kUnpackedPanels / sizeof(float) + 64;
+  const size_t quantized = static_cast<size_t>(k / kGroup) * kMaxGroupBytes / sizeof(float);
+  const size_t floats = static_cast<size_t>(k) * kPanel;
+  return (quantized > floats ? quantized : floats) * kUnpackedPanels + 64;
 }
 
 void unpacked_panels(const Linear& job, const Segment& s, int index, int count, const uint8_t* ahead) {

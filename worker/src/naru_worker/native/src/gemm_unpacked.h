@@ -16,8 +16,11 @@ constexpr int kUnpackedRows = 5;
 constexpr int kUnpackedPanels = 1;  // sixteen registers hold the sums of one
 #endif
 
-// Floats of scratch a member needs for matrices of k columns.
+// Floats of scratch a member needs for matrices of k columns: quantized panels, panels of floats.
 size_t unpacked_scratch_floats(int k);
+
+// All rows of panels [index, index + count) of a segment of floats.
+void float_panels(const Linear& job, const Segment& s, int index, int count);
 
 // All rows of panels [index, index + count) of a quantized segment, 1 <= count <= kUnpackedPanels. The numbers are those of
 // the kernels for few rows, bit for bit.
@@ -29,6 +32,7 @@ constexpr bool kHasUnpacked = false;
 constexpr int kUnpackedRows = 1 << 30;
 constexpr int kUnpackedPanels = 1;
 inline size_t unpacked_scratch_floats(int) { return 0; }
+inline void float_panels(const Linear&, const Segment&, int, int) {}
 inline void unpacked_panels(const Linear&, const Segment&, int, int, const uint8_t*) {}
 
 #endif
