@@ -114,14 +114,26 @@ async def rig(route_map: RouteMap, redis_server_url: str) -> AsyncIterator[Rig]:
 
 
 async def test_a_model_is_registered_and_loaded_once_with_its_limits(rig: Rig) -> None:
-    limits = EngineLimits(99, enable_prefix_caching=False, max_batch_size=8, max_batch_delay_s=0.5)
+    limits = EngineLimits(
+        99,
+        enable_prefix_caching=False,
+        max_batch_size=8,
+        max_batch_delay_s=0.5,
+        speculation="auto",
+        max_draft_tokens=4,
+    )
     rig.controller.desire(desired(model("a", limits=limits)))
     await rig.until_ready("a", 1)
     assert rig.supervisor.names == ("p-0",)
     (load,) = rig.worker.loads
     assert (load.model, load.uri, load.revision, load.generation) == ("a", "pypi://x", "r", 1)
     assert load.options == worker_pb2.EngineOptions(
-        max_model_len=99, enable_prefix_caching=False, max_batch_size=8, max_batch_delay_s=0.5
+        max_model_len=99,
+        enable_prefix_caching=False,
+        max_batch_size=8,
+        max_batch_delay_s=0.5,
+        speculation="auto",
+        max_draft_tokens=4,
     )
     assert (load.tier, load.residency) == (worker_pb2.TIER_ACTIVE, worker_pb2.Residency(priority=100))
     assert [(r.state, r.bytes_done, r.bytes_total, r.detail) for r in rig.told.reports] == [

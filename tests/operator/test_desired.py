@@ -43,7 +43,7 @@ def test_a_model_keeps_what_its_manifest_says() -> None:
             model={"uri": "hf://o/n", "revision": "v1"},
             alias="other",
             replicas={"min": 2},
-            engine={"maxModelLen": 512, "enablePrefixCaching": False},
+            engine={"maxModelLen": 512, "enablePrefixCaching": False, "speculation": "Never", "maxDraftTokens": 5},
             resources={"kvCache": {"min": "64Mi", "max": "1Gi"}},
             batching={"maxBatchSize": 8, "maxDelay": "5ms"},
         )
@@ -56,6 +56,8 @@ def test_a_model_keeps_what_its_manifest_says() -> None:
         enable_prefix_caching=False,
         max_batch_size=8,
         max_batch_delay_s=0.005,
+        speculation="off",
+        max_draft_tokens=5,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from naru_proto.errors import LoadError
+from naru_proto.errors import InvalidRequest, LoadError
 from naru_worker.adapters.engine.sizing import FileFacts, ModelSize, merge_options, runner_options, size_model
 from naru_worker.core.model_config import ModelConfig
 from naru_worker.core.residency import LoadOptions
@@ -75,3 +75,16 @@ def test_a_context_is_cut_to_what_the_budget_holds_and_says_so() -> None:
     found = size(100 * MB + 20 * MB + 13 * MB + 41 * BLOCK_BYTES)
     assert found.runner_options.max_model_len == 640
     assert "640" in found.reason
+
+
+def test_a_load_s_word_on_speculation_wins_over_the_worker_s() -> None:
+    assert size().max_draft_tokens == ENGINE.max_draft_tokens
+    assert size(speculation="off").max_draft_tokens == 0
+    assert size(max_draft_tokens=3).max_draft_tokens == 3
+    off = EngineSettings(max_num_seqs=4, speculation="off", max_draft_tokens=6)
+    assert merge_options(off, LoadOptions()).max_draft_tokens == 0
+    assert merge_options(off, LoadOptions(speculation="auto")).max_draft_tokens == 6
+    with pytest.raises(InvalidRequest, match="auto or off"):
+        LoadOptions(speculation="maybe")
+    with pytest.raises(InvalidRequest, match="max_draft_tokens"):
+        LoadOptions(max_draft_tokens=0)

@@ -33,6 +33,7 @@ async def test_numbers_are_those_of_the_scrape() -> None:
             await worker.generate(ask(name, "sixteen tokens!!", max_tokens=5))
         values = await scrape(worker)
         assert values["naru_generation_tokens_total", TOY] == 10
+        assert values["naru_drafted_tokens_total", TOY] >= values["naru_accepted_draft_tokens_total", TOY] == 0
         assert values["naru_prompt_tokens_total", TOY] == 32
         assert values["naru_prefix_cache_queries_total", TOY] == 32
         assert values["naru_prefix_cache_hits_total", TOY] == 15

@@ -39,6 +39,8 @@ def test_lists_and_truth_values() -> None:
         ([], {"NARU_WORKER_NUM_THREADS": "2.5"}, ("NARU_WORKER_NUM_THREADS", "'2.5'")),
         (["--num-threads", "-1"], {}, ("num_threads", "-1")),
         (["--backend", "gpu"], {}, ("--backend", "'gpu'", "cpu, ref")),
+        (["--speculation", "maybe"], {}, ("--speculation", "'maybe'", "auto, off")),
+        (["--max-draft-tokens", "0"], {}, ("max_draft_tokens", "0")),
         (["--listen", "9090"], {}, ("listen", "'9090'", "host:port")),
         (["--listen", "h:70000"], {}, ("listen", "70000")),
         (["--block-size", "12"], {}, ("block_size", "12")),

@@ -37,6 +37,7 @@ class EngineLimits:
     max_draft_tokens: int | None = None
 
 
+_SPECULATION = {"Auto": "auto", "Never": "off"}
 _LEAST_IDLE_TTL_S = 0.001
 """What an idle TTL of nothing becomes: to a worker 0 means that the model stays."""
 
@@ -222,7 +223,7 @@ def engine_limits(engine: EngineSpec, resources: ResourcesSpec, batching: Batchi
         enable_prefix_caching=engine.enable_prefix_caching,
         max_batch_size=batching.max_batch_size,
         max_batch_delay_s=batching.max_delay_s,
-        speculation=None if engine.speculation is None else engine.speculation.lower(),
+        speculation=None if engine.speculation is None else _SPECULATION[engine.speculation],
         max_draft_tokens=engine.max_draft_tokens,
     )
 

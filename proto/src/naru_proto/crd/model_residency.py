@@ -11,7 +11,8 @@ from naru_proto.crd.units import Bytes, Seconds
 
 ResidencyPolicy = Literal["Pinned", "Preferred", "OnDemand"]
 Quantization = Literal["AsStored"]
-Speculation = Literal["Auto", "Off"]
+Speculation = Literal["Auto", "Never"]
+"""Never and not Off: YAML takes that for a truth value."""
 
 MAX_REPLICAS = 1000
 
