@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from naru_worker.core.row_costs import RowCosts
 
-MIN_GAIN = 1.04
+MIN_GAIN = 1.06
 """Drafts must promise so many times the tokens a second: odds and costs are estimates."""
 
 

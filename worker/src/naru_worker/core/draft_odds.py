@@ -47,4 +47,4 @@ class DraftOdds:
 
 def length_prior(length: int) -> float:
     """What is believed before anything was measured, in (0, 1)."""
-    return length / (length + 2.0 * MIN_MATCH)
+    return length / (length + 3.0 * MIN_MATCH)
