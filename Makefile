@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test pytest test-cpu test-api fuzz-api lint fmt gen verify bench bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-peers clean
+.PHONY: help up test pytest test-cpu test-api fuzz-api lint fmt gen verify bench bench-accuracy bench-page bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-peers clean
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -93,8 +93,14 @@ verify: $(DEV) ## fails when a printed file is stale
 	$(BIN)/python docs/print_settings.py --check
 	$(BIN)/python docs/print_compatibility.py --check
 
-bench: $(DEV) ## Naru beside llama.cpp and vLLM on the same model: a table of ratios
-	$(BIN)/python -m bench.engine
+bench: $(DEV) ## Naru beside llama.cpp and vLLM: ratios, fractions of the machine's limits, accuracy; ISA=avx2 keeps all to it
+	$(BIN)/python -m bench.engine $(if $(ISA),--isa $(ISA)) $(BENCH)
+
+bench-accuracy: $(DEV) ## perplexity and KL divergence from float32 by weight and KV format, beside llama.cpp
+	$(BIN)/python -m bench.accuracy --isa all
+
+bench-page: $(DEV) ## docs/benchmarks.md from the stored runs of `make bench`
+	$(BIN)/python -m bench.benchmarks_page
 
 bench-hub: $(DEV) ## many models in one worker: loads, memory, latency (slow; needs make bench-peers)
 	$(BIN)/python -m bench.hub

@@ -1,9 +1,9 @@
 """What the engine's arithmetic costs in accuracy, beside llama.cpp's on the same files: ``python -m bench.accuracy``.
 
 For each weight format and KV format, for rows of prompts and of generated tokens, per instruction set: perplexity of a
-fixed text, and KL divergence from float32. Float32 is Naru's `ref` backend with the file's own weights, dequantized: what is
-left is the loss by activations and arithmetic. `from source` compares with the float32 weights that the files were
-made from, so it holds the loss by the weight format too. README.md beside this file says how to read it.
+fixed text, and KL divergence from float32. Float32 is Naru's `ref` backend with the file's own weights, dequantized:
+what is left is the loss by activations and arithmetic. `from source` compares with the float32 weights that the files
+were made from, so it holds the loss by the weight format too. README.md beside this file says how to read it.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def run_all(plan: Plan) -> dict[str, Any]:
     progress.tell("the machine's limits")
     facts = {suite.name: fractions.facts_of(suite.model_path) for suite in plan.suites}
     sizes = {name: one.weight_bytes for name, one in facts.items()} | {"DRAM": limits.DRAM_BYTES}
-    found = limits.measure(plan.used_isa, sizes, here.num_cores)
+    found = limits.measure(plan.used_isa, sizes, here.num_cores, 0.05 if plan.is_quick else limits.BUDGET_S)
     by_suite = _run_suites(plan, here.num_cores, room)
     worker, accuracy = _run_extras(plan, room) if plan.has_extras else (None, None)
     progress.end()
@@ -109,7 +109,9 @@ def _run_suites(plan: Plan, num_cores: int, room: Room) -> dict[str, dict[str, E
     with tempfile.TemporaryDirectory(prefix="naru-bench-") as work_folder:
         for suite in plan.suites:
             runs = found[suite.name] = {}
-            setup = engines.Setup(suite.model_path, num_cores, Path(work_folder), plan.keep_logs, plan.isa)
+            logs = plan.keep_logs / suite.name
+            logs.mkdir(parents=True, exist_ok=True)
+            setup = engines.Setup(suite.model_path, num_cores, Path(work_folder), logs, plan.isa)
             for name in plan.names:
                 first = found[plan.suites[0].name].get(name)
                 chosen = _chosen_settings(plan, suite.name, name, first.best_settings if first else {})

@@ -28,7 +28,7 @@ from naru_worker.native.isa import cpu_flags
 _SOURCE = Path(__file__).resolve().parent / "limits.cc"
 DRAM_BYTES = 768 * 2**20
 """More than caches keep, on most machines. One with a larger last-level cache says so by a figure that is no lower."""
-_BUDGET_S = 0.6
+BUDGET_S = 0.5
 """Of each figure."""
 _ROUND_S = 0.002
 """About the length of one run of arithmetic."""
@@ -73,7 +73,7 @@ class Limits:
     gop_one_core_s: Mapping[str, float] = field(default_factory=dict)
 
 
-def measure(isa: str, sizes: Mapping[str, int], num_cores: int) -> Limits:
+def measure(isa: str, sizes: Mapping[str, int], num_cores: int, budget_s: float = BUDGET_S) -> Limits:
     """Reads buffers of these sizes (bytes, by name) and runs the instructions an engine for `isa` may use.
 
     Raises:
@@ -88,10 +88,10 @@ def measure(isa: str, sizes: Mapping[str, int], num_cores: int) -> Limits:
             (num_cores, limits.read_gb_s, limits.gop_s),
         ):
             for name, num_bytes in sizes.items():
-                reading[name] = _reading(read, num_bytes, cores)  # type: ignore[index]
+                reading[name] = _reading(read, num_bytes, cores, budget_s)  # type: ignore[index]
             for instruction in usable(isa):
                 function = getattr(library, instruction.function)
-                computing[instruction.name] = _computing(function, cores)  # type: ignore[index]
+                computing[instruction.name] = _computing(function, cores, budget_s)  # type: ignore[index]
         return limits
 
 
@@ -106,29 +106,29 @@ def best_gop_s(limits: Limits, isa: str, kind: str) -> float | None:
     return max((limits.gop_s[one.name] for one in usable(isa) if one.kind == kind), default=None)
 
 
-def _reading(read: Callable[[int, int], int], num_bytes: int, cores: int) -> float:
+def _reading(read: Callable[[int, int], int], num_bytes: int, cores: int, budget_s: float) -> float:
     part = num_bytes // cores // 4096 * 4096
     buffers = [np.ones(part, np.uint8) for _ in range(cores)]
     pieces = [buffer.ctypes.data for buffer in buffers]
-    seconds = _fastest(lambda core: lambda: read(pieces[core], part), cores)
+    seconds = _fastest(lambda core: lambda: read(pieces[core], part), cores, budget_s)
     return cores * part / seconds / 1e9
 
 
-def _computing(function: Callable[[int], int], cores: int) -> float:
+def _computing(function: Callable[[int], int], cores: int, budget_s: float) -> float:
     operations = function(10)
     started_s = time.perf_counter()
     function(10_000)
     rounds = max(10_000, int(10_000 * _ROUND_S / (time.perf_counter() - started_s)))
-    seconds = _fastest(lambda core: lambda: function(rounds), cores)
+    seconds = _fastest(lambda core: lambda: function(rounds), cores, budget_s)
     return cores * rounds * operations / seconds / 1e9
 
 
-def _fastest(work: Callable[[int], Callable[[], object]], cores: int) -> float:
+def _fastest(work: Callable[[int], Callable[[], object]], cores: int, budget_s: float) -> float:
     """Seconds from the first core's start to the last one's end, in the fastest of many runs; cores start together."""
     barrier = threading.Barrier(cores)
     spans: list[list[tuple[float, float]]] = [[] for _ in range(cores)]
     allowed = sorted(os.sched_getaffinity(0))
-    end_s = time.perf_counter() + _BUDGET_S
+    end_s = time.perf_counter() + budget_s
 
     def run(core: int) -> None:
         os.sched_setaffinity(0, {allowed[core % len(allowed)]})
