@@ -1,7 +1,7 @@
 """Prints docs/benchmarks.md from the stored whole runs: ``python -m bench.benchmarks_page``. Measures nothing.
 
-Reads ``bench/results/runs`` (one file a run, which `bench.engine` leaves there) and ``bench/results/accuracy.json``. Of each
-instruction set the newest three runs count.
+Reads ``bench/results/runs`` (one file a run, which `bench.engine` leaves there) and ``bench/results/accuracy.json``.
+Of each instruction set the newest three runs count.
 """
 
 from __future__ import annotations
@@ -132,8 +132,9 @@ def _accuracy(data: Mapping[str, Any]) -> str:
     lines = [
         "## Accuracy",
         "",
-        f"{data['model']} and files made from it, {data['scored_rows']} tokens of `{data['text']}`; {data['measured_at']}. KL "
-        "divergence in 10⁻³ nats from float32 with the same file's weights, and from the float32 weights the files were made from.",
+        f"{data['model']} and files made from it, {data['scored_rows']} tokens of `{data['text']}`; "
+        f"{data['measured_at']}. KL divergence in 10⁻³ nats from float32 with the same file's weights, and from the "
+        "float32 weights the files were made from.",
         "",
         "| weights | KV | rows | engine | perplexity | mean KL | p99 KL | same first token | mean KL from source |",
         "|---|---|---|---|" + "---:|" * 5,

@@ -192,7 +192,7 @@ def _plan(argv: Sequence[str]) -> Plan:
     isa = given.isa or ""
     if isa and not runnable(isa):
         parser.error(f"--isa is {isa!r}, but this machine cannot run it")
-    is_whole = not (given.quick or given.only or given.cases or given.models)
+    is_whole = not (given.quick or given.only or given.cases) and "small" in models
     earlier = _earlier(results_path(isa))
     if given.settings == "best" and not earlier:
         parser.error(f"--settings is best, but {results_path(isa)} does not exist: run once without it")
