@@ -82,11 +82,8 @@ def run_all(plan: Plan) -> dict[str, Any]:
     )
     words = single_token_words(engines.vocabulary(plan.suites[0].model_path))
     room = Room(words, plan.seed, plan.keep_logs, progress)
-    progress.begin("limits")
-    progress.tell("the machine's limits")
     facts = {suite.name: fractions.facts_of(suite.model_path) for suite in plan.suites}
-    sizes = {name: one.weight_bytes for name, one in facts.items()} | {"DRAM": limits.DRAM_BYTES}
-    found = limits.measure(plan.used_isa, sizes, here.num_cores, 0.05 if plan.is_quick else limits.BUDGET_S)
+    found = _limits(plan, {name: one.weight_bytes for name, one in facts.items()}, here.num_cores, progress)
     by_suite = _run_suites(plan, here.num_cores, room)
     worker, accuracy = _run_extras(plan, room) if plan.has_extras else (None, None)
     progress.end()
@@ -101,6 +98,16 @@ def run_all(plan: Plan) -> dict[str, Any]:
         accuracy,
         progress.took_s,
     )
+
+
+def _limits(plan: Plan, sizes: Mapping[str, int], num_cores: int, progress: Progress) -> limits.Limits:
+    """Measured at the sizes of the weights and beyond the caches; nothing where Naru is not measured."""
+    if "naru" not in plan.names:
+        return limits.Limits(num_cores)
+    progress.begin("limits")
+    progress.tell("the machine's limits")
+    budget_s = 0.05 if plan.is_quick else limits.BUDGET_S
+    return limits.measure(plan.used_isa, {**sizes, "DRAM": limits.DRAM_BYTES}, num_cores, budget_s)
 
 
 def _run_suites(plan: Plan, num_cores: int, room: Room) -> dict[str, dict[str, EngineRun]]:

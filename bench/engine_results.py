@@ -65,9 +65,9 @@ def _part(
     suite = next(suite for suite in plan.suites if suite.name == name)
     by_engine = {engine: run.figures for engine, run in runs.items()}
     peak = fractions.Peak(
-        read_bytes_s=1e9 * found.read_gb_s[name],
-        float_ops_s=1e9 * (limits.best_gop_s(found, plan.used_isa, "float") or 0.0),
-        int8_ops_s=1e9 * (limits.best_gop_s(found, plan.used_isa, "int8") or 0.0),
+        read_bytes_s=1e9 * found.read_gb_s.get(name, 0.0),
+        float_ops_s=1e9 * limits.best_gop_s(found, plan.used_isa, "float"),
+        int8_ops_s=1e9 * limits.best_gop_s(found, plan.used_isa, "int8"),
     )
     parts = fractions.fractions(by_engine.get("naru", {}), facts, peak, suite.scale)
     return {
@@ -117,7 +117,8 @@ def print_results(results: dict[str, Any], output: Path) -> None:
         failures += [
             f"{name}, {part['model']}: {run['failure']}" for name, run in part["engines"].items() if run["failure"]
         ]
-    print("\n" + limits.table(limits.Limits(**results["limits"])))
+    if results["limits"]["gop_s"]:
+        print("\n" + limits.table(limits.Limits(**results["limits"])))
     if results["accuracy"]:
         print("\naccuracy against float32, " + results["accuracy"]["model"] + "\n")
         print(accuracy_table.table(results["accuracy"]))

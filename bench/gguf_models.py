@@ -18,17 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 Kind = gguf.GGMLQuantizationType
-Packed = npt.NDArray[Any]
+Packed = npt.NDArray[np.generic]
 Made = tuple[Packed, gguf.GGMLQuantizationType]
 Maker = Callable[[], Made]
 """Gives a tensor's data, as bytes of blocks or as floats, when it is written."""
 
 FORMATS: Mapping[str, gguf.GGMLQuantizationType] = {
-    name: Kind[name.upper()] for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q6_k", "q4_k")
+    name: gguf.GGMLQuantizationType[name.upper()]
+    for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q6_k", "q4_k")
 }
 """Weight formats that the engine serves, by its own names."""
-SUPER_BLOCK = 256
-"""Columns of a matrix that k-quants need a multiple of."""
 
 
 @dataclass(frozen=True, slots=True)

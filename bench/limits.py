@@ -101,9 +101,9 @@ def usable(isa: str) -> tuple[Instruction, ...]:
     return tuple(one for one in INSTRUCTIONS if isa in one.isas and one.flags <= flags)
 
 
-def best_gop_s(limits: Limits, isa: str, kind: str) -> float | None:
-    """Of all cores, by the best instruction of that kind; None where there is none."""
-    return max((limits.gop_s[one.name] for one in usable(isa) if one.kind == kind), default=None)
+def best_gop_s(limits: Limits, isa: str, kind: str) -> float:
+    """Of all cores, by the best instruction of that kind; 0 where none was measured."""
+    return max((limits.gop_s.get(one.name, 0.0) for one in usable(isa) if one.kind == kind), default=0.0)
 
 
 def _reading(read: Callable[[int, int], int], num_bytes: int, cores: int, budget_s: float) -> float:
