@@ -232,13 +232,17 @@ def measure(plan: Plan) -> dict[str, Any]:
 def _plan(argv: Sequence[str]) -> tuple[Plan, Path]:
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--weights", default=",".join(WEIGHTS), help="comma-separated weight formats (all)")
-    parser.add_argument("--kv", default=",".join(kv_formats()), help="comma-separated KV formats (all)")
+    parser.add_argument(
+        "--kv", default=",".join(kv_formats()), help="comma-separated KV formats (all); served: all but float32"
+    )
     parser.add_argument("--isa", default="", help="comma-separated instruction sets, or all (the best here)")
     parser.add_argument("--windows", type=int, default=0, help="of 256 tokens, 0: the whole text (0)")
     parser.add_argument("--no-llama", action="store_true", help="Naru alone")
     parser.add_argument("--llama-isa", default="", choices=["", *LLAMA_ISAS], help="llama.cpp's build (for this CPU)")
     parser.add_argument("--output", type=Path, default=None, help="results file")
     arguments = parser.parse_args(argv)
+    if arguments.kv == "served":
+        arguments.kv = ",".join(name for name in kv_formats() if name != "f32")
     isas = tuple(name for name in VARIANTS if runnable(name)) if arguments.isa == "all" else _list(arguments.isa)
     for flag, given, known in (
         ("--weights", _list(arguments.weights), WEIGHTS),

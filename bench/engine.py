@@ -160,7 +160,7 @@ def _run_extras(plan: Plan, room: Room) -> tuple[WorkerFigures | str | None, dic
     with tempfile.TemporaryDirectory(prefix="naru-bench-") as folder:
         target = Path(folder) / "accuracy.json"
         argv = [sys.executable, "-m", "bench.accuracy", "--weights", "q4_1", "--isa", plan.used_isa]
-        argv += ["--windows", "3", "--output", str(target)]
+        argv += ["--kv", "served", "--windows", "2", "--output", str(target)]
         argv += ["--llama-isa", plan.isa] if plan.isa else []
         argv += [] if "llamacpp" in plan.names else ["--no-llama"]
         done = subprocess.run(argv, check=False, cwd=_FOLDER.parent)
