@@ -20,8 +20,8 @@ from naru_worker.adapters.server.key_mirror import KeyMirror
 from naru_worker.adapters.server.model_loads import ModelLoads, ModelNumbers, fill_model_load
 from naru_worker.adapters.server.stream import DeltaStream
 
-LOOK_INTERVAL_S = 0.01
-"""Between two looks at the engines, however many frames leave."""
+LOOK_INTERVAL_S = 0.05
+"""Between two looks at the engines, however many frames leave: a look costs both ends about what a token does."""
 TELL_INTERVAL_S = 0.1
 """Between two times that streams without output are told."""
 MAX_FRAME_KEYS = 8192
@@ -128,19 +128,10 @@ class StreamTelling:
         return self._keys != {name: (it, it.epoch, it.place) for name, it in teller.mirrors.items()}
 
     def frame(self, *, is_first: bool = False) -> worker_pb2.WorkerFrame:
-        """A frame without output: load, and what else is news."""
+        """A frame without output: what was seen since the last one, if anything."""
         teller = self._teller
         teller.look(is_urgent=is_first)
-        loads = teller.loads
-        frame = worker_pb2.WorkerFrame(
-            epoch=teller.epoch,
-            load=worker_pb2.Load(
-                num_running=loads.num_running,
-                num_waiting=loads.num_waiting,
-                kv_usage=loads.kv_usage,
-                num_others=loads.num_others(self.stream),
-            ),
-        )
+        frame = worker_pb2.WorkerFrame(epoch=teller.epoch)
         if self._num_looks != teller.num_looks:
             self._num_looks = teller.num_looks
             self._tell_loads(frame.load)
@@ -157,6 +148,10 @@ class StreamTelling:
 
     def _tell_loads(self, load: worker_pb2.Load) -> None:
         loads = self._teller.loads
+        load.num_running = loads.num_running
+        load.num_waiting = loads.num_waiting
+        load.kv_usage = loads.kv_usage
+        load.num_others = loads.num_others(self.stream)
         current = loads.for_stream(self.stream)
         for name, numbers in current.items():
             if self._loads.get(name) != numbers:
