@@ -8,7 +8,7 @@ from naru_worker.core.candidates import Candidates
 from naru_worker.core.request import FinishReason, Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each row of each step, as below
 class Row:
     """A run of tokens of one sequence: positions ``[start, start + num_tokens)``."""
 
@@ -59,6 +59,11 @@ class StepPlan:
 
     Everything waits and holds nothing. Plan again when memory may have come free, or end the first that waits.
     """
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each row is one generated token: the last one in the order of rows decides."""
+        return bool(self.rows) and self.rows[-1].num_tokens == 1 and not self.rows[-1].is_prompt
 
     @property
     def num_tokens(self) -> int:

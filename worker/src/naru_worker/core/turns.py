@@ -51,10 +51,10 @@ class Turns:
     def choose(self, contenders: Sequence[Contender]) -> int:
         """Id of the engine that steps now. There must be at least one; ids ascend, and are at least 0."""
         assert contenders, "somebody must have work"
-        self._is_alone = len(contenders) == 1
-        if self._is_alone:
-            self._last = contenders[0].engine_id
+        if len(contenders) == 1:
+            self.choose_only(contenders[0].engine_id)
             return self._last
+        self._is_alone = False
         balances = self._balances
         ids = [contender.engine_id for contender in contenders]
         self._settle(ids)
@@ -65,6 +65,11 @@ class Turns:
             before = [engine_id for engine_id in ids if engine_id <= self._last]
             self._last = next(engine_id for engine_id in after + before if balances[engine_id] > 0.0)
         return self._last
+
+    def choose_only(self, engine_id: int) -> None:
+        """The same where only one engine has work."""
+        self._is_alone = True
+        self._last = engine_id
 
     def charge(self, engine_id: int, step_s: float) -> None:
         """Books the seconds of a step of the engine chosen last."""

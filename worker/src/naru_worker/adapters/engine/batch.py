@@ -46,7 +46,7 @@ class BatchBuilder:
         self._write_tables(rows)
         num_decodes = self._write_decodes(rows)
         num_tokens = num_decodes if num_decodes == len(rows) else self._write_runs(rows, num_decodes)
-        num_generated = sum(row.num_tokens for row in rows if not row.is_prompt)
+        num_generated = num_tokens if plan.is_decode else sum(row.num_tokens for row in rows if not row.is_prompt)
         if plan.copies or len(logits_indices) != num_tokens:
             logits_rows = np.array(logits_indices, np.int32)
             copies = np.array(plan.copies, np.int32) if plan.copies else self._no_copies

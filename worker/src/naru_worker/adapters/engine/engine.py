@@ -330,8 +330,10 @@ class ModelEngine:
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
 
     def _measure(self, plan: StepPlan, step_s: float) -> None:
-        num_prefill = sum(row.num_tokens for row in plan.rows if row.num_known_tokens > 1 or row.is_prompt)
-        num_decodes = sum(1 for row in plan.rows if row.num_known_tokens == 1 and not row.is_prompt)
+        num_prefill, num_decodes = 0, len(plan.rows)
+        if not plan.is_decode:
+            num_prefill = sum(row.num_tokens for row in plan.rows if row.num_known_tokens > 1 or row.is_prompt)
+            num_decodes = sum(1 for row in plan.rows if row.num_known_tokens == 1 and not row.is_prompt)
         self._rates.observe(num_prefill, num_decodes, step_s)
         if self._scheduler.speculation is not None and not num_prefill:
             self._scheduler.speculation.costs.observe(plan.num_tokens, step_s)

@@ -170,7 +170,7 @@ class EngineLoop:
 
     def _choose(self, ready: list[_Seat]) -> _Seat:
         if len(ready) == 1:
-            self._turns.choose((Contender(ready[0].engine_id),))
+            self._turns.choose_only(ready[0].engine_id)
             return ready[0]
         chosen = self._turns.choose([Contender(seat.engine_id, seat.engine.queue_age_s()) for seat in ready])
         return next(seat for seat in ready if seat.engine_id == chosen)

@@ -161,6 +161,21 @@ def sampling_outputs(num_rows: int, width: int, hidden_size: int = 0) -> tuple[S
     return output, outputs
 
 
+class StepOutputs:
+    """The results of a runner's last step. Those of plain rows, which are one token each, are kept for the next one."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[SampleOutput, SamplingOutputs] | None = None
+
+    def take(self, num_rows: int, width: int, hidden_size: int) -> tuple[SampleOutput, SamplingOutputs]:
+        """Arrays for a step, and their native form; void the ones before. See `sampling_outputs`."""
+        if width or hidden_size:
+            return sampling_outputs(num_rows, width, hidden_size)
+        if self._kept is None or len(self._kept[0].token_ids) != num_rows:
+            self._kept = sampling_outputs(num_rows, 0)
+        return self._kept
+
+
 def broken_rule(code: int) -> InternalError:
     """The error for a negative result of a step."""
     return InternalError(f"the batch is broken: {BROKEN_RULES.get(code, f'rule {code}')}")

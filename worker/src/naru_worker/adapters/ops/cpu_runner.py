@@ -14,10 +14,10 @@ import numpy as np
 from naru_proto.errors import InternalError, LoadError, NaruError
 from naru_worker.adapters.models.decoder import forward, load_weights
 from naru_worker.adapters.ops.cpu_batch import (
+    StepOutputs,
     address,
     broken_rule,
     sampling_inputs,
-    sampling_outputs,
     step_inputs,
 )
 from naru_worker.adapters.ops.cpu_device import CpuDevice
@@ -25,7 +25,7 @@ from naru_worker.adapters.ops.cpu_image import ImageWeights, NamedTensors
 from naru_worker.adapters.ops.cpu_ops import TapeRecorder
 from naru_worker.adapters.ops.cpu_pack import PackedMatrix, PackedWeights
 from naru_worker.adapters.ops.cpu_sizes import check_sizes, kv_block_bytes, model_spec, rope_frequencies
-from naru_worker.adapters.ops.native_lib import SamplingInputs
+from naru_worker.adapters.ops.native_lib import SamplingInputs, StepInputs
 from naru_worker.adapters.ops.protocol import (
     BatchInputs,
     FloatArray,
@@ -74,6 +74,10 @@ class CpuRunner:
         self._sampling: SamplingBatch | None = None
         self._sampling_inputs = SamplingInputs()
         self._sampling_arrays: list[object] = []
+        self._batch: BatchInputs | None = None
+        self._inputs = StepInputs()
+        self._input_arrays: list[object] = []
+        self._outputs = StepOutputs()
         self._lock = threading.Lock()  # the model may not end while another thread tells it of weights
         spec = model_spec(config, options, packed_bytes)
         frequencies = rope_frequencies(config.rope)
@@ -135,24 +139,27 @@ class CpuRunner:
         """
         model = self._alive()
         self._library.naru_wake(model)
-        inputs, arrays = step_inputs(batch)
-        num_rows = inputs.num_rows
+        if batch is not self._batch:  # the same object: the same arrays, with new contents
+            self._batch = None
+            self._inputs, alive = step_inputs(batch)
+            self._batch, self._input_arrays = batch, list(alive)
+        num_rows = self._inputs.num_rows
         if sampling is not self._sampling or num_rows != len(sampling.target):
+            self._sampling = None
             self._sampling_inputs, alive = sampling_inputs(sampling, num_rows)
             self._sampling, self._sampling_arrays = sampling, list(alive)
         hidden_size = self._config.hidden_size if sampling.wants_hidden else 0
-        output, outputs = sampling_outputs(num_rows, max(0, sampling.max_logprobs), hidden_size)
+        output, outputs = self._outputs.take(num_rows, max(0, sampling.max_logprobs), hidden_size)
         self._finish_step(
             self._library.naru_step(
                 model,
-                ctypes.byref(inputs),
+                ctypes.byref(self._inputs),
                 ctypes.byref(self._sampling_inputs),
                 ctypes.byref(outputs),
                 None,
                 int(self.max_wait_s * 1e9),
             )
         )
-        del arrays
         return output
 
     @property
