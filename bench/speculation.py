@@ -1,8 +1,8 @@
 """What speculation gives and costs, in one process: ``python -m bench.speculation``.
 
 Two engines over the same model file, one that guesses tokens and one that does not, get the same requests in turns.
-Each workload repeats itself more or less; the first ones hardly do, and show what looking for guesses costs. Answers must
-be equal, token for token; the time is that of steps that only decode.
+Each workload repeats itself more or less; the first ones hardly do, and show what looking for guesses costs. Answers
+must be equal, token for token; the time is that of steps that only decode.
 """
 
 from __future__ import annotations
