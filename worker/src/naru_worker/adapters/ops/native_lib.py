@@ -203,6 +203,10 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "naru_uniform": (c_double, (c_uint64, c_uint64)),
     "naru_matrix_row": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "naru_linear": (c_int32, (c_void_p, c_int32, c_void_p, c_int32, c_void_p, c_int32)),
+    "naru_attend_prompt": (
+        c_int32,
+        (c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_float, c_void_p, c_int32),
+    ),
     "naru_encoder_weight_bytes": (c_int64, (POINTER(EncoderSpec),)),
     "naru_encoder_workspace_bytes": (c_int64, (POINTER(EncoderSpec),)),
     "naru_encoder_new": (c_void_p, (c_void_p, POINTER(EncoderSpec))),

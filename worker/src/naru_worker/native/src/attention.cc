@@ -1,16 +1,16 @@
 #include "attention.h"
 
+#include <algorithm>
 #include <cmath>
 
-#include "gemm_tiles.h"
+#include "attention_prompt.h"
+#include "tiles.h"
 
 namespace naru {
 namespace {
 
 constexpr int kSpan = 64;      // tokens scored between two looks at the running maximum
 constexpr float kNever = -1e30f;
-
-int tile_rows(int group) { return group > kQueryRows ? group : kQueryRows / group * group; }
 
 // The member's buffers for one tile.
 struct Tile {
@@ -284,48 +284,39 @@ void run_shared(const Attention& job, const AttentionItem& item, int head, Tile*
 }
 
 void run_item(const Attention& job, const AttentionItem& item, int head, Tile* t) {
-  if (item.generated) return item.num_splits > 1 ? run_shared(job, item, head, t) : run_generated(job, item, head, t);
-  load_queries(job, item, head, t);
-  walk_any(*t, job, head, item.blocks, t->begin[0], t->end[t->rows - 1]);
-  for (int r = 0; r < t->rows; ++r)
-    put_row(*t, t->acc + static_cast<size_t>(r) * t->padded, t->sum[r], output_row(job, item, head, r));
+  if (item.num_splits > 1) return run_shared(job, item, head, t);
+  run_generated(job, item, head, t);
 }
 
 }  // namespace
 
-int attention_tile_tokens(int group) { return group > kQueryRows ? 1 : kQueryRows / group; }
-
 size_t attention_scratch_floats(int group, int padded_dim) {
-  const size_t rows = static_cast<size_t>(tile_rows(group));
-  const size_t vectors = rows * (4 * static_cast<size_t>(padded_dim) + kSpan + 8) + 64;
-#if defined(__AMX_TILE__)
-  const size_t tiles = attention_tiles_floats(tile_rows(group), padded_dim);
-  return tiles > vectors ? tiles : vectors;
-#else
-  return vectors;
-#endif
+  const size_t rows = static_cast<size_t>(group);
+  const size_t generated = rows * (4 * static_cast<size_t>(padded_dim) + kSpan + 8) + 64;
+  return std::max(generated, prompt_scratch_floats(group, padded_dim));
 }
 
 void attention(const Attention& job, const AttentionPlan& plan, Pool* pool, int member, float* scratch) {
   const int heads = job.kv->num_heads;
   Pool::Share share = pool->queue(member, plan.num_items * heads);
-  Tile t = make_tile(scratch, tile_rows(job.num_heads / heads), job.kv->head_dim, job.kv->padded_dim);
+  Tile t = make_tile(scratch, job.num_heads / heads, job.kv->head_dim, job.kv->padded_dim);
 #if defined(__AMX_TILE__)
   bool tiled = false;
+#endif
   for (int i = pool->claim(&share); i >= 0; i = pool->claim(&share)) {
     const AttentionItem& item = plan.items[i / heads];
-    // A float cache asks for float arithmetic.
-    if (item.generated || job.kv->element_bytes != 2) {
+    if (item.generated) {
       run_item(job, item, i % heads, &t);
       continue;
     }
+#if defined(__AMX_TILE__)
     if (!tiled) float_tile_shapes();
     tiled = true;
-    attention_tiles_item(job, item, i % heads, scratch);
+#endif
+    attend_prompt(job, item, i % heads, scratch);
   }
+#if defined(__AMX_TILE__)
   if (tiled) release_tiles();
-#else
-  for (int i = pool->claim(&share); i >= 0; i = pool->claim(&share)) run_item(job, plan.items[i / heads], i % heads, &t);
 #endif
 }
 

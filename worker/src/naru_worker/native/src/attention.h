@@ -24,9 +24,6 @@ struct AttentionPlan {
   int num_items;
 };
 
-// Query tokens that one item may hold, so that num_tokens * group rows fill one tile.
-int attention_tile_tokens(int group);
-
 // A generated token's attention is the sum of those over ranges of this many tokens, taken in order. The ranges are fixed,
 // so that it makes no difference to the result whether one member walks them all or several share them.
 constexpr int kRangeTokens = 128;
@@ -53,16 +50,5 @@ struct Attention {
 void attention(const Attention& job, const AttentionPlan& plan, Pool* pool, int member, float* scratch);
 
 size_t attention_scratch_floats(int group, int padded_dim);
-
-// Query rows (tokens x group) of one item, at most; a group may have more.
-#if defined(__AMX_TILE__)
-constexpr int kQueryRows = 96;
-
-// Attends the item's rows in tiles; `scratch` is attention_tiles_floats() long.
-void attention_tiles_item(const Attention& job, const AttentionItem& item, int head, float* scratch);
-size_t attention_tiles_floats(int rows, int padded_dim);
-#else
-constexpr int kQueryRows = 32;
-#endif
 
 }  // namespace naru

@@ -1,6 +1,7 @@
 // A step: the tape replayed by all members together.
 #include <algorithm>
 
+#include "attention_prompt.h"
 #include "gemm.h"
 #include "gemm_tiles.h"
 #include "model.h"
@@ -246,7 +247,8 @@ void Model::copy_blocks(int member) {
 // Cuts the chunk's tokens [first, first + count) into items: prompts into tiles of tokens, generated ones each alone, and
 // when few sequences run, those into their KV ranges.
 void Model::plan_attention(int first, int count) {
-  const int tile = attention_tile_tokens(spec_.num_heads / spec_.num_kv_heads);
+  const int prompts = std::max(0, first + count - std::max(first, in_.num_generated_tokens));
+  const int tile = prompt_item_tokens(prompts, spec_.num_heads, spec_.num_kv_heads, kv_.padded_dim, pool_.size());
   const int* starts = in_.query_start;
   int seq = 0;
   while (starts[seq + 1] <= first) ++seq;

@@ -1,0 +1,26 @@
+// Attention of prompt tokens: many rows of one sequence at a time.
+#pragma once
+
+#include "attention.h"
+
+namespace naru {
+
+// Query tokens of one item, when a step has `num_tokens` prompt tokens: few enough that all members find work, and enough
+// that unpacking the cache costs little.
+int prompt_item_tokens(int num_tokens, int num_heads, int num_kv_heads, int padded_dim, int num_members);
+
+size_t prompt_scratch_floats(int group, int padded_dim);
+
+// Attends an item's rows to all they see; `scratch` is prompt_scratch_floats() long, the member's own. With AMX in shapes of
+// float_tile_shapes().
+void attend_prompt(const Attention& job, const AttentionItem& item, int head, float* scratch);
+
+// Kernels: in floats, and in pairs of bf16 where the machine multiplies those.
+void attend_prompt_floats(const Attention& job, const AttentionItem& item, int head, int max_rows, float* scratch);
+size_t prompt_floats_scratch(int max_rows, int padded_dim);
+#if defined(__AVX512BF16__)
+void attend_prompt_pairs(const Attention& job, const AttentionItem& item, int head, int max_rows, float* scratch);
+size_t prompt_pairs_scratch(int max_rows, int padded_dim);
+#endif
+
+}  // namespace naru
