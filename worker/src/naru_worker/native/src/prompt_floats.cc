@@ -86,7 +86,7 @@ struct Floats {
   float* q;  // [row][dim], scaled
   float* k;  // [span][dim][kSpan]
   float* v;  // [span][kSpan][padded]
-  float* scores[2];  // [kBlockRows][kSpan], of even and odd blocks; then their weights
+  float* scores[2];  // [kBlockRows][kSpan], by slot; then the weights
   int spans;
 
   size_t carve(float* scratch, int max_rows, int head_dim, int padded_dim) {
@@ -131,9 +131,9 @@ struct Floats {
 
   void clear_values(int, int) {}
 
-  void score(int block, int index, int columns) {
-    multiply(q + static_cast<size_t>(block) * kBlockRows * rows.dim, rows.dim,
-             k + static_cast<size_t>(index) * rows.padded * kSpan, kSpan, rows.dim, scores[block % 2], kSpan, columns, false);
+  void score(const PromptUnit& u) {
+    multiply(q + static_cast<size_t>(u.block) * kBlockRows * rows.dim, rows.dim,
+             k + static_cast<size_t>(u.index) * rows.padded * kSpan, kSpan, rows.dim, scores[u.slot], kSpan, u.columns, false);
   }
 
   // Scores of a span that all rows see to weights, in place. False: some row's top has to move first; the rows' state is
@@ -186,19 +186,28 @@ struct Floats {
     store16(rows.sums + r * 16, sum);
   }
 
-  void finish(int block, int index, int span, int columns) {
-    float* s = scores[block % 2];
-    bool done = false;
-    if (rows.state[block] != kFresh && rows.sees_all(block, span)) {
-      done = rows.state[block] == kLevel ? soften_all<false>(block, s) : soften_all<true>(block, s);
-      if (!done) score(block, index, columns);
+  void soften(const PromptUnit& u) {
+    float* s = scores[u.slot];
+    if (rows.state[u.block] != kFresh && rows.sees_all(u.block, u.span)) {
+      if (rows.state[u.block] == kLevel ? soften_all<false>(u.block, s) : soften_all<true>(u.block, s)) return;
+      score(u);
     }
-    if (!done) {
-      for (int r = 0; r < kBlockRows; ++r) soften_row(block * kBlockRows + r, span, columns, s + r * kSpan);
-      rows.update_state(block);
+    for (int r = 0; r < kBlockRows; ++r) soften_row(u.block * kBlockRows + r, u.span, u.columns, s + r * kSpan);
+    rows.update_state(u.block);
+  }
+
+  void mix(const PromptUnit& u) {
+    multiply(scores[u.slot], kSpan, v + static_cast<size_t>(u.index) * kSpan * rows.padded, rows.padded, u.columns * 16,
+             rows.acc + static_cast<size_t>(u.block) * kBlockRows * rows.padded, rows.padded, rows.padded / 16, true);
+  }
+
+  // All of it is the vector unit's work: nothing to overlap, and weights are mixed while they are near.
+  void advance(const PromptUnit&, const PromptUnit& now, const PromptUnit& next) {
+    if (now.block >= 0) {
+      soften(now);
+      mix(now);
     }
-    multiply(s, kSpan, v + static_cast<size_t>(index) * kSpan * rows.padded, rows.padded, columns * 16,
-             rows.acc + static_cast<size_t>(block) * kBlockRows * rows.padded, rows.padded, rows.padded / 16, true);
+    if (next.block >= 0) score(next);
   }
 };
 

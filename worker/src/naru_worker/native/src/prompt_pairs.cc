@@ -24,14 +24,17 @@ NARU_INLINE __m512i pair_up(__m512 even, __m512 odd) {
   return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
 
-// 2^x within 1e-4: what follows is rounded to eight bits.
-NARU_INLINE __m512 exp2_rough(__m512 x) {
-  const __m512 r = _mm512_reduce_ps(x, 1);  // x - floor(x)
-  __m512 p = _mm512_set1_ps(0.077067049f);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.227644979f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.695116791f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(p, x);  // by the floor of x
+// x to 2^x within 1e-4: what follows is rounded to eight bits. Step by step over all registers: their chains are long, and
+// the scheduler does not see far enough to find the next one.
+template <int N>
+NARU_INLINE void exp2_rough(__m512* x) {
+  __m512 r[N], p[N];
+  for (int i = 0; i < N; ++i) r[i] = _mm512_reduce_ps(x[i], 1);  // x - floor(x)
+  for (int i = 0; i < N; ++i)
+    p[i] = _mm512_fmadd_ps(_mm512_set1_ps(0.077067049f), r[i], _mm512_set1_ps(0.227644979f));
+  for (int i = 0; i < N; ++i) p[i] = _mm512_fmadd_ps(p[i], r[i], _mm512_set1_ps(0.695116791f));
+  for (int i = 0; i < N; ++i) p[i] = _mm512_fmadd_ps(p[i], r[i], _mm512_set1_ps(1.0f));
+  for (int i = 0; i < N; ++i) x[i] = _mm512_scalef_ps(p[i], x[i]);  // by the floor of x
 }
 
 #if defined(__AMX_TILE__)
@@ -158,7 +161,7 @@ struct Pairs {
   uint16_t* q;  // [block][step] tiles
   uint16_t* k;  // [span][step][kSpanTiles]
   uint16_t* v;  // [span][kSpanSteps][tiles]
-  float* scores[2];      // [kBlockRows][kSpan], of even and odd blocks
+  float* scores[2];      // [kBlockRows][kSpan], by slot
   uint16_t* weights[2];  // [kSpanSteps] tiles
   int spans;
 
@@ -232,72 +235,103 @@ struct Pairs {
     for (int n = 0; n < tiles; ++n) memset(out + n * kTile, 0, 16 * 16 * 2);
   }
 
-  void score(int block, int index, int columns) {
+  const uint16_t* queries_of(const PromptUnit& u) const { return q + static_cast<size_t>(u.block) * steps * kTile; }
+  const uint16_t* keys_of(const PromptUnit& u) const { return k + static_cast<size_t>(u.index) * steps * kSpanTiles * kTile; }
+  const uint16_t* values_of(const PromptUnit& u) const { return v + static_cast<size_t>(u.index) * kSpanSteps * tiles * kTile; }
+  float* sums_of(const PromptUnit& u) const { return rows.acc + static_cast<size_t>(u.block) * kBlockRows * rows.padded; }
+
+  void score(const PromptUnit& u) {
     settle(k);
-    score_block(q + static_cast<size_t>(block) * steps * kTile, k + static_cast<size_t>(index) * steps * kSpanTiles * kTile,
-                steps, columns, scores[block % 2]);
+    score_block(queries_of(u), keys_of(u), steps, u.columns, scores[u.slot]);
   }
 
-  // Scores of a span that all rows see to weights. False: some row's top has to move first; its state is as before.
-  template <bool kShift>
-  bool soften_all(int block) {
-    const float* s = scores[block % 2];
-    uint16_t* p = weights[block % 2];
-    const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
-    __m512 high = _mm512_setzero_ps();
-    const float* sums = rows.sums + static_cast<size_t>(block) * kBlockRows * 16;
-    for (int r = 0; r < kBlockRows; ++r, s += kSpan) {
-      __m512 w[kSpanTiles];
-      for (int i = 0; i < kSpanTiles; ++i) {
-        __m512 x = _mm512_load_ps(s + i * 16);
-        if (kShift) x = _mm512_sub_ps(x, _mm512_set1_ps(rows.top[block * kBlockRows + r]));
-        w[i] = exp2_rough(x);
-      }
-      __m512 sum = _mm512_load_ps(sums + r * 16);
-      for (int i = 0; i < kSpanSteps; ++i) {
-        const __m512bh h = _mm512_cvtne2ps_pbh(w[2 * i + 1], w[2 * i]);
-        _mm512_store_si512(p + i * kTile + r * 32, (__m512i)h);
-        sum = _mm512_dpbf16_ps(sum, h, ones);
-      }
-      _mm512_store_ps(rows.next + r * 16, sum);
-      high = _mm512_max_ps(sum, high);
-    }
-    if (_mm512_cmp_ps_mask(high, _mm512_set1_ps(kGrownSum), _CMP_GE_OQ) != 0) return false;
-    rows.commit_sums(block);
-    return true;
-  }
-
-  void soften_row(int block, int i, int span, int columns) {
-    const int r = block * kBlockRows + i;
-    const float* s = scores[block % 2] + i * kSpan;
-    uint16_t* p = weights[block % 2] + i * 32;
-    const uint64_t seen = rows.seen(r, span);
-    const __m512 never = _mm512_set1_ps(kNever);
-    __m512 x[kSpanTiles], best = never;
-    for (int c = 0; c < kSpanTiles; ++c) {
-      x[c] = c < columns ? _mm512_mask_mov_ps(never, static_cast<__mmask16>(seen >> (16 * c)), _mm512_load_ps(s + c * 16))
-                         : never;
-      best = _mm512_max_ps(x[c], best);
-    }
-    const float high = _mm512_reduce_max_ps(best);
-    // A row that sees nothing here keeps what it has: its weights are 2^kNever.
-    const __m512 top = _mm512_set1_ps(high > kNever ? rows.raise_top(r, high) : 0.f);
+  // Stores a row's weights, rounded; its sums with those as they are after rounding, so that the error of a weight that
+  // outdoes all others falls out.
+  NARU_INLINE __m512 put_weights(int r, const __m512* x, uint16_t* p) const {
     const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
     __m512 sum = _mm512_load_ps(rows.sums + static_cast<size_t>(r) * 16);
     for (int c = 0; c < kSpanSteps; ++c) {
-      const __m512bh h = _mm512_cvtne2ps_pbh(exp2_rough(_mm512_sub_ps(x[2 * c + 1], top)),
-                                             exp2_rough(_mm512_sub_ps(x[2 * c], top)));
+      const __m512bh h = _mm512_cvtne2ps_pbh(x[2 * c + 1], x[2 * c]);
       _mm512_store_si512(p + c * kTile, (__m512i)h);
       sum = _mm512_dpbf16_ps(sum, h, ones);
     }
-    _mm512_store_ps(rows.sums + static_cast<size_t>(r) * 16, sum);
+    return sum;
   }
 
-  void mix(int block, int index, int columns) {
-    const uint16_t* p = weights[block % 2];
-    const uint16_t* values = v + static_cast<size_t>(index) * kSpanSteps * tiles * kTile;
-    float* acc = rows.acc + static_cast<size_t>(block) * kBlockRows * rows.padded;
-    const int used = (columns + 1) / 2, stride = rows.padded * 4;
+  // Two rows of a span that all rows see: their weights, and their sums to be. The largest of the sums' lanes so far.
+  template <bool kShift>
+  NARU_INLINE __m512 soften_two_rows(const PromptUnit& u, int i, __m512 high) {
+    const int r = u.block * kBlockRows + i;
+    const float* s = scores[u.slot] + i * kSpan;
+    uint16_t* p = weights[u.slot] + i * 32;
+    __m512 x[2 * kSpanTiles];
+    for (int c = 0; c < 2 * kSpanTiles; ++c) {
+      x[c] = _mm512_load_ps(s + c * 16);
+      if (kShift) x[c] = _mm512_sub_ps(x[c], _mm512_set1_ps(rows.top[r + c / kSpanTiles]));
+    }
+    exp2_rough<2 * kSpanTiles>(x);
+    for (int j = 0; j < 2; ++j) {
+      const __m512 sum = put_weights(r + j, x + j * kSpanTiles, p + j * 32);
+      _mm512_store_ps(rows.next + (i + j) * 16, sum);
+      high = _mm512_max_ps(sum, high);
+    }
+    return high;
+  }
+
+  // False: some row's top has to move first; the rows' state is as before.
+  bool keep_sums(const PromptUnit& u, __m512 high) {
+    if (_mm512_cmp_ps_mask(high, _mm512_set1_ps(kGrownSum), _CMP_GE_OQ) != 0) return false;
+    rows.commit_sums(u.block);
+    return true;
+  }
+
+  template <bool kShift>
+  bool soften_all(const PromptUnit& u) {
+    __m512 high = _mm512_setzero_ps();
+    for (int i = 0; i < kBlockRows; i += 2) high = soften_two_rows<kShift>(u, i, high);
+    return keep_sums(u, high);
+  }
+
+  // The top of row r for a span with these best scores, in lanes. Mostly without looking for the best of all.
+  NARU_INLINE float top_for(int r, __m512 best) {
+    const float top = rows.top[r];
+    if (top == kUnset) {
+      if (_mm512_cmp_ps_mask(best, _mm512_set1_ps(kCalm), _CMP_GT_OQ) == 0 &&
+          _mm512_cmp_ps_mask(best, _mm512_set1_ps(-kCalm), _CMP_GE_OQ) != 0)
+        return rows.top[r] = 0.f;
+    } else if (_mm512_cmp_ps_mask(best, _mm512_set1_ps(top + kGrown), _CMP_GE_OQ) == 0) {
+      return top;
+    }
+    const float high = _mm512_reduce_max_ps(best);
+    // A row that sees nothing here keeps what it has: its weights are 2^kNever.
+    return high > kNever ? rows.raise_top(r, high) : 0.f;
+  }
+
+  // One row of a span of which it may not see all, or whose top is not known yet.
+  NARU_INLINE void soften_row(const PromptUnit& u, int i) {
+    const int r = u.block * kBlockRows + i, columns = u.columns;
+    const float* s = scores[u.slot] + i * kSpan;
+    uint16_t* p = weights[u.slot] + i * 32;
+    const uint64_t seen = rows.seen(r, u.span);
+    const __m512 never = _mm512_set1_ps(kNever);
+    __m512 x[kSpanTiles];
+    for (int c = 0; c < kSpanTiles; ++c)
+      x[c] = c < columns ? _mm512_mask_mov_ps(never, static_cast<__mmask16>(seen >> (16 * c)), _mm512_load_ps(s + c * 16))
+                         : never;
+    // The second operand is kept where the first is NaN.
+    __m512 best = never;
+    for (const __m512& each : x) best = _mm512_max_ps(each, best);
+    const __m512 top = _mm512_set1_ps(top_for(r, best));
+    for (__m512& each : x) each = _mm512_sub_ps(each, top);
+    exp2_rough<kSpanTiles>(x);
+    _mm512_store_ps(rows.sums + static_cast<size_t>(r) * 16, put_weights(r, x, p));
+  }
+
+  void mix(const PromptUnit& u) {
+    const uint16_t* p = weights[u.slot];
+    const uint16_t* values = values_of(u);
+    float* acc = sums_of(u);
+    const int used = (u.columns + 1) / 2, stride = rows.padded * 4;
     const size_t ldb = static_cast<size_t>(tiles) * kTile;
     settle(p);
     int n = 0;
@@ -306,15 +340,23 @@ struct Pairs {
     for (; n < tiles; ++n) mix_tiles<1>(p, values + n * kTile, ldb, used, acc + n * 16, stride);
   }
 
-  void finish(int block, int index, int span, int columns) {
-    bool done = false;
-    if (rows.state[block] != kFresh && rows.sees_all(block, span))
-      done = rows.state[block] == kLevel ? soften_all<false>(block) : soften_all<true>(block);
-    if (!done) {
-      for (int i = 0; i < kBlockRows; ++i) soften_row(block, i, span, columns);
-      rows.update_state(block);
-    }
-    mix(block, index, columns);
+  void soften_rows(const PromptUnit& u) {
+    for (int i = 0; i < kBlockRows; ++i) soften_row(u, i);
+    rows.update_state(u.block);
+  }
+
+  void soften(const PromptUnit& u) {
+    const BlockState state = rows.state[u.block];
+    const bool whole = state != kFresh && rows.sees_all(u.block, u.span);
+    if (whole && (state == kLevel ? soften_all<false>(u) : soften_all<true>(u))) return;
+    soften_rows(u);
+  }
+
+  void advance(const PromptUnit& before, const PromptUnit& now, const PromptUnit& next) {
+    // What is before is mixed first: the block's sums may be the same and may have to fade.
+    if (before.block >= 0) mix(before);
+    if (next.block >= 0) score(next);
+    if (now.block >= 0) soften(now);
   }
 };
 

@@ -2,10 +2,10 @@
 //
 // The cache is unpacked a stage at a time to what the kernel multiplies: once for all rows of the item, so that its format
 // costs little and kernels do not know it. Within a stage, tiles of rows whose sums fit the first cache pass over the
-// stage's spans, and the next block's scores are asked for before the last one's weights are made: products and
-// exponentials overlap.
+// stage's spans. A kernel is at three units at once, so that products and exponentials can overlap: it mixes the values of
+// the unit before by their weights, makes weights of this one's scores, and scores the next.
 //
-// A kernel has: rows (PromptRows), stage_spans(), load_queries(), unpack_keys<T>(), unpack_values<T>(), score(), finish().
+// A kernel has: rows (PromptRows), stage_spans(), load_queries(), unpack_keys(), unpack_values(), clear_values(), advance().
 #pragma once
 
 #include <algorithm>
@@ -16,6 +16,15 @@
 namespace naru {
 
 constexpr int kTileBlocks = 6;
+
+// One block of rows over one span.
+struct PromptUnit {
+  int block = -1;   // none
+  int index = 0;    // of the span in its stage
+  int span = 0;
+  int columns = 0;  // of sixteen tokens, of which some row sees one
+  int slot = 0;     // which of two buffers holds its scores
+};
 
 template <typename T, class Kernel>
 void unpack_span(Kernel* kernel, const Attention& job, const AttentionItem& item, int head, int index, int span, int from,
@@ -42,20 +51,21 @@ template <class Kernel>
 void attend_tile(Kernel* kernel, int first_block, int end_block, int stage, int from, int to) {
   const PromptRows& t = kernel->rows;
   const int hi = std::min(to, t.end_token(end_block - 1));
+  PromptUnit before, now;
+  int slot = 0;
   for (int span = std::max(stage, std::max(from, t.first_token(first_block)) / kSpan * kSpan); span < hi; span += kSpan) {
-    const int index = (span - stage) / kSpan;
-    int pending = -1, pending_columns = 0;
     for (int b = first_block; b < end_block; ++b) {
       const int visible = t.end_token(b) - span;
-      if (visible <= 0 || t.begin[b * kBlockRows] >= span + kSpan) continue;
+      if (visible <= 0 || t.first_token(b) >= span + kSpan) continue;
       const int columns = std::min(kSpan, round_up(visible, 16)) / 16;
-      kernel->score(b, index, columns);
-      if (pending >= 0) kernel->finish(pending, index, span, pending_columns);
-      pending = b;
-      pending_columns = columns;
+      const PromptUnit next{b, (span - stage) / kSpan, span, columns, slot ^= 1};
+      kernel->advance(before, now, next);
+      before = now;
+      now = next;
     }
-    if (pending >= 0) kernel->finish(pending, index, span, pending_columns);
   }
+  kernel->advance(before, now, PromptUnit{});
+  kernel->advance(now, PromptUnit{}, PromptUnit{});
 }
 
 template <typename T, class Kernel>
