@@ -21,8 +21,8 @@ struct PromptCall {
 void prompt_call(void* ctx, int member) {
   const PromptCall& c = *static_cast<PromptCall*>(ctx);
   for (int i = 0; i < c.repeats; ++i) {
-    naru::attention(c.job, c.plan, c.pool, c.scratch + member * c.scratch_stride);
-    c.pool->barrier();
+    naru::attention(c.job, c.plan, c.pool, member, c.scratch + member * c.scratch_stride);
+    c.pool->barrier(member);
   }
 }
 
