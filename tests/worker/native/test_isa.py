@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from naru_worker.adapters.ops import native_lib
 from naru_worker.native.isa import VARIANTS, cpu_flags, detect_isa
 
 AVX2 = frozenset("sse4_2 avx avx2 fma f16c bmi2".split())
@@ -52,15 +50,6 @@ def test_a_forced_variant_this_machine_lacks_is_an_error_that_names_the_flags() 
 def test_the_environment_forces_a_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NARU_CPU_ISA", "plain")
     assert detect_isa() == "plain"
-
-
-@pytest.mark.parametrize(("granted", "expected"), [(1, "amx"), (0, "avx512_bf16")])
-def test_where_the_system_refuses_tiles_the_next_variant_is_taken(
-    monkeypatch: pytest.MonkeyPatch, granted: int, expected: str
-) -> None:
-    monkeypatch.setattr(native_lib, "detect_isa", lambda: "amx")
-    monkeypatch.setattr(native_lib, "load_variant", lambda isa: SimpleNamespace(naru_tiles=lambda: granted))
-    assert native_lib.best_isa() == expected
 
 
 def test_flags_come_from_the_first_processor(tmp_path: Path) -> None:

@@ -49,7 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 async def _serve(settings: WorkerSettings) -> int:
     from naru_worker import app
 
-    worker = app.build(settings)
+    try:
+        worker = app.build(settings)
+    except app.StartError as exc:
+        print(f"naru-worker: {exc}", file=sys.stderr)
+        return 1
     loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:

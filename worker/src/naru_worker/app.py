@@ -21,7 +21,7 @@ import grpc
 
 from naru_proto.errors import InternalError, NaruError, Unavailable
 from naru_proto.v1 import worker_pb2_grpc
-from naru_worker.adapters import machine
+from naru_worker.adapters import cores, machine
 from naru_worker.adapters.announcement import Announcement
 from naru_worker.adapters.departure import Departure
 from naru_worker.adapters.engine.backend import backend_isa
@@ -329,20 +329,34 @@ class WorkerApp:
 
 
 def build(settings: WorkerSettings, make_loader: MakeLoader | None = None) -> WorkerApp:
-    """All parts of one worker process."""
+    """All parts of one worker process.
+
+    Raises:
+        StartError: the environment forces kernels that do not run here.
+    """
+    threads = cores.compute_threads(settings.engine.num_threads)
+    if threads.warning:
+        _log.warning("%s", threads.warning)
     identity = WorkerIdentity(
         worker_id=settings.server.worker_id or f"{socket.gethostname()}-{os.getpid()}",
         incarnation=secrets.token_hex(6),
         backend=settings.engine.backend,
-        isa=backend_isa(settings.engine.backend),
-        num_threads=num_threads(settings),
+        isa=_isa(settings),
+        num_threads=threads.count,
     )
     return WorkerApp(settings, make_loader or _disk_loader, identity)
 
 
 def num_threads(settings: WorkerSettings) -> int:
     """Threads that compute."""
-    return settings.engine.num_threads or machine.usable_cores()
+    return cores.compute_threads(settings.engine.num_threads).count
+
+
+def _isa(settings: WorkerSettings) -> str:
+    try:
+        return backend_isa(settings.engine.backend)
+    except (NaruError, ValueError) as error:
+        raise StartError(str(error)) from error
 
 
 def budget_bytes(memory: MemorySettings) -> int:

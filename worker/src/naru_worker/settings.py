@@ -113,7 +113,7 @@ class EngineSettings:
     backend: BackendName = "cpu"
     """Kernels: cpu is the native one, ref the slow oracle in torch."""
     num_threads: int = 0
-    """Threads that compute. 0: as many as this process may really use (affinity and cgroup quota)."""
+    """Threads that compute. 0: one per core that affinity and CPU quota leave; more are cut to that."""
     block_size: int = 16
     """Tokens of one KV block. 16 wastes half a block, 8 tokens, a sequence and shares prefixes finely."""
     max_num_seqs: int = 64

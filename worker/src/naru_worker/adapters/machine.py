@@ -1,7 +1,7 @@
-"""What this process may really use of the machine: cores, memory, and whether its parent still lives.
+"""What this process may really use of the machine's memory, and whether its parent still lives.
 
-Called by `app` at start and by the model host before each load. `os.cpu_count()` and the host's memory lie in a
-container; the cgroup's files (version 1 and 2) and the affinity mask do not.
+Called by `app` at start and by the model host before each load. The host's memory lies in a container; the cgroup's
+files (version 1 and 2) do not.
 """
 
 from __future__ import annotations
@@ -16,13 +16,6 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _UNLIMITED_BYTES = 2**60
 """Version 1 writes a huge number for no limit."""
 _PR_SET_PDEATHSIG = 1
-
-
-def usable_cores(cgroup_root: Path = _CGROUP_ROOT) -> int:
-    """Cores this process can keep busy, at least 1: the affinity mask, cut by the CPU quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    quota = _cpu_quota(cgroup_root)
-    return max(1, min(cores, int(quota) if quota is not None else cores))
 
 
 def memory_limit_bytes(cgroup_root: Path = _CGROUP_ROOT) -> int:
@@ -97,19 +90,6 @@ def die_with_parent(parent_pid: int) -> None:
         return
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _cpu_quota(root: Path) -> float | None:
-    """Cores granted by the quota, or None."""
-    version2 = _read(root / "cpu.max").split()
-    if len(version2) == 2:
-        return None if version2[0] == "max" else int(version2[0]) / int(version2[1])
-    for folder in ("cpu", "cpu,cpuacct"):
-        quota = _read(root / folder / "cpu.cfs_quota_us").strip()
-        period = _read(root / folder / "cpu.cfs_period_us").strip()
-        if quota and period and int(quota) > 0:
-            return int(quota) / int(period)
-    return None
 
 
 def _memory_limit(root: Path) -> int | None:

@@ -75,6 +75,10 @@ def backend_isa(name: str) -> str:
     """Instruction set the kernels of a backend run on here; empty where it is not ours to choose."""
     if name != "cpu":
         return ""
+    from naru_worker.adapters.ops.native_lib import best_isa
+    from naru_worker.native.build import find_library
     from naru_worker.native.isa import detect_isa
 
-    return str(detect_isa())
+    isa = detect_isa()
+    # What is not compiled yet is compiled with the first model, and tried then.
+    return best_isa() if find_library(isa) is not None else isa

@@ -12,9 +12,12 @@ import threading
 from dataclasses import dataclass
 
 from naru_proto.errors import LoadError
+from naru_worker.adapters.cores import cpu_quota
 from naru_worker.adapters.ops.native_lib import best_isa, load_variant
 
 _MAX_THREADS_PER_CPU = 4
+_FRUGAL_SPIN_CYCLES = 5000
+"""About 2 us: a quota counts spinning as work, and what is spent on it is missing at the end of the period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class _Devices:
                 handle = library.naru_device_new(num_threads)
                 if not handle:
                     raise LoadError("no address space for activations; raise the process's limit (ulimit -v)")
+                if cpu_quota() is not None:
+                    library.naru_device_spin(handle, _FRUGAL_SPIN_CYCLES)
                 self._devices[key] = CpuDevice(library, handle, num_threads)
             return self._devices[key]
 

@@ -7,12 +7,17 @@ Called by the CPU backend. Structures mirror `native/src/model_spec.h` and `samp
 from __future__ import annotations
 
 import ctypes
+import logging
+import os
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 
 from naru_proto.errors import LoadError
+from naru_worker.adapters.ops.isa_trial import trial_failure
 from naru_worker.native.build import BuildError, ensure_library
-from naru_worker.native.isa import detect_isa
+from naru_worker.native.isa import FORCE_VARIABLE, VARIANTS, detect_isa
+
+_log = logging.getLogger(__name__)
 
 
 class ModelSpec(ctypes.Structure):
@@ -170,10 +175,12 @@ class EncoderInputs(ctypes.Structure):
 
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "naru_tiles": (c_int32, ()),
+    "naru_self_test": (c_int32, ()),
     "naru_segment_bytes": (c_int64, (c_int32, c_int32, c_int32)),
     "naru_pack_segment": (None, (c_int32, c_int32, c_int32, c_void_p, c_void_p)),
     "naru_fault_in": (c_int32, (c_void_p, c_int64, c_void_p, c_int64)),
     "naru_device_new": (c_void_p, (c_int32,)),
+    "naru_device_spin": (None, (c_void_p, c_int64)),
     "naru_device_free": (None, (c_void_p,)),
     "naru_workspace": (c_void_p, (c_void_p,)),
     "naru_claimed_bytes": (c_int64, (c_void_p,)),
@@ -238,19 +245,45 @@ def load_variant(isa: str) -> ctypes.CDLL:
 
 
 def best_isa() -> str:
-    """The instruction set to use: the best of this machine, or the one that the environment forces.
+    """The instruction set to use: the best of this machine that passes its own test, or the one that is forced.
 
     Raises:
-        LoadError: see `load_variant`; also when the forced variant is unknown or cannot run here.
+        LoadError: see `load_variant`; also when the forced variant is unknown, cannot run here or fails its test.
     """
     try:
         isa = detect_isa()
     except ValueError as error:
         raise LoadError(str(error)) from error
-    if isa == "amx" and load_variant(isa).naru_tiles() == 0:
-        # The CPU has tiles but the system does not grant them (containers with a strict seccomp profile).
-        return "avx512_bf16"
-    return isa
+    forced = os.environ.get(FORCE_VARIABLE, "") != ""
+    for variant in reversed(list(VARIANTS)[: list(VARIANTS).index(isa) + 1]):
+        failure = _failure_of(variant)
+        if not failure:
+            return variant
+        if forced:
+            raise LoadError(f"{FORCE_VARIABLE} is {variant!r}, but {failure}; unset it or force a lower variant")
+        _warn_once(variant, failure)
+    raise LoadError(
+        "no variant of the CPU kernels passes its own test on this machine; it cannot serve the cpu backend"
+    )
+
+
+@cache
+def _warn_once(variant: str, failure: str) -> None:
+    _log.warning("the CPU kernels for %s are not used: %s; a slower variant takes their place", variant, failure)
+
+
+@cache
+def _failure_of(variant: str) -> str:
+    """Why a variant cannot be used here; empty when it can."""
+    try:
+        library = ensure_library(variant)
+    except BuildError as error:
+        raise LoadError(f"the cpu backend has no kernels: {error}") from error
+    failure = trial_failure(library)
+    # The CPU has tiles but the system may not grant them (containers with a strict seccomp profile).
+    if not failure and load_variant(variant).naru_tiles() == 0:
+        return "the system does not grant tiles"
+    return failure
 
 
 def load_best() -> ctypes.CDLL:

@@ -44,6 +44,9 @@ NARU_API Device* naru_device_new(int32_t num_threads) {
   return d;
 }
 
+// How long members spin before they sleep: less where a quota counts spinning as work.
+NARU_API void naru_device_spin(Device* d, int64_t cycles) { d->pool().spin_for(static_cast<uint64_t>(cycles)); }
+
 // Its models are gone.
 NARU_API void naru_device_free(Device* d) { delete d; }
 

@@ -28,16 +28,24 @@ void futex_wake_all(std::atomic<uint32_t>* word) {
 
 bool is_past(uint32_t now, uint32_t then) { return static_cast<int32_t>(now - then) > 0; }
 
+// After a sequentially consistent change of the word.
+void wake_sleepers(std::atomic<uint32_t>* word, std::atomic<uint32_t>* sleepers) {
+  if (sleepers->load(std::memory_order_seq_cst) != 0) futex_wake_all(word);
+}
+
+}  // namespace
+
 // Waits until the word is past `then`.
-void await_past(std::atomic<uint32_t>* word, uint32_t then, std::atomic<uint32_t>* sleepers) {
+void Pool::await_past(std::atomic<uint32_t>* word, uint32_t then, std::atomic<uint32_t>* sleepers) {
+  const uint64_t spin = spin_cycles_.load(std::memory_order_relaxed);
   uint64_t start = __rdtsc();
   for (;;) {
     const uint32_t now = word->load(std::memory_order_acquire);
     if (is_past(now, then)) return;
     _mm_pause();
     const uint64_t spent = __rdtsc() - start;
-    if (spent < kYieldCycles) continue;
-    if (spent < kSpinCycles) {
+    if (spent < kYieldCycles && spent < spin) continue;
+    if (spent < spin) {
       sched_yield();
       continue;
     }
@@ -50,14 +58,7 @@ void await_past(std::atomic<uint32_t>* word, uint32_t then, std::atomic<uint32_t
   }
 }
 
-// After a sequentially consistent change of the word.
-void wake_sleepers(std::atomic<uint32_t>* word, std::atomic<uint32_t>* sleepers) {
-  if (sleepers->load(std::memory_order_seq_cst) != 0) futex_wake_all(word);
-}
-
-}  // namespace
-
-Pool::Pool(int num_threads) : size_(num_threads) {
+Pool::Pool(int num_threads) : size_(num_threads), spin_cycles_(kSpinCycles) {
   members_ = new Member[size_];
   parts_ = new Part[size_];
   threads_ = new pthread_t[size_];

@@ -33,6 +33,9 @@ class Pool {
   // ended. Every member goes through the same sections, for how they are cut does not depend on the member.
   void run(void (*job)(void*, int), void* ctx);
 
+  // How long members look for the next section or job before they sleep, in cycles of the time stamp counter. Any thread.
+  void spin_for(uint64_t cycles) { spin_cycles_.store(cycles, std::memory_order_relaxed); }
+
   // Wakes sleeping members ahead of a run() that comes within microseconds.
   void wake();
 
@@ -72,6 +75,7 @@ class Pool {
     std::atomic<uint64_t> taken{0};  // section << 32 | pieces taken; an older section stands for none
   };
   static void* main(void* start);
+  void await_past(std::atomic<uint32_t>* word, uint32_t then, std::atomic<uint32_t>* sleepers);
   void loop(int member);
   bool enter(uint32_t* seen);
   void leave();
@@ -79,6 +83,7 @@ class Pool {
   Share begin_section(int member, int n, int size);
 
   int size_;
+  std::atomic<uint64_t> spin_cycles_;
   void (*job_)(void*, int) = nullptr;
   void* ctx_ = nullptr;
   std::atomic<bool> stop_{false};
