@@ -27,7 +27,7 @@ from bench.gguf_models import LARGER, write_random
 from bench.peers import PeerError, peers_folder
 from bench.progress import Progress
 from bench.worker import WorkerError, WorkerFigures, measure_worker
-from bench.workload import CASE_NAMES, FULL, REDUCED, CaseName, single_token_words
+from bench.workload import CASE_NAMES, FULL, REDUCED, WARMED, CaseName, single_token_words
 
 from naru_worker.native.isa import VARIANTS, detect_isa, runnable
 
@@ -224,13 +224,13 @@ def _suites(model: Path, models: Sequence[str], cases: tuple[CaseName, ...], rep
     """The default model, and the larger one, which is written when it is not there yet."""
     suites = []
     if "small" in models:
-        suites.append(Suite("small", model, FULL, measure.Repeats(repeats or 5, 15.0), cases))
+        suites.append(Suite("small", model, FULL, measure.Repeats(repeats or 5, 15.0), cases, WARMED))
     if "larger" in models:
         target = peers_folder() / "models" / f"{LARGER.name}.gguf"
         if not target.is_file():
             say(f"writing {target}")
         write_random(LARGER, model, target)
-        suites.append(Suite("larger", target, REDUCED, measure.Repeats(repeats or 2, 8.0), cases))
+        suites.append(Suite("larger", target, REDUCED, measure.Repeats(repeats or 2, 8.0), cases, ("single",)))
     return tuple(suites)
 
 

@@ -57,6 +57,8 @@ class Suite:
     scale: Scale
     repeats: measure.Repeats
     cases: tuple[CaseName, ...]
+    warmed: tuple[CaseName, ...]
+    """Cases with an unmeasured round before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,14 @@ def run_setting(spec: ServerSpec, name: str, cases: Sequence[CaseName], suite: S
             for case in cases:
                 progress.begin(step_key(suite.name, spec.name, case))
                 measurements = measure.run_case(
-                    server, case, room.words, room.seed, suite.scale, suite.repeats, progress.tell
+                    server,
+                    case,
+                    room.words,
+                    room.seed,
+                    suite.scale,
+                    suite.repeats,
+                    progress.tell,
+                    warms=case in suite.warmed,
                 )
                 run.figures[case] = report.figures(measurements)
                 run.raw += [measure.to_json(measurement) for measurement in measurements]

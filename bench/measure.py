@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.servers import POLL_S, Server
 from bench.stream import Timing
-from bench.workload import WARM, WARMED, Ask, Batch, CaseName, Scale, batches
+from bench.workload import WARM, Ask, Batch, CaseName, Scale, batches
 
 REQUEST_TIMEOUT_S = 300.0
 _ROOT = Path(__file__).resolve().parent.parent
@@ -83,13 +83,15 @@ def run_case(
     scale: Scale,
     repeats: Repeats,
     progress: Callable[[str], None],
+    *,
+    warms: bool,
 ) -> list[Measurement]:
-    """Rounds with prompts never seen before; of some cases one short round that is thrown away comes first.
+    """Rounds with prompts never seen before; with `warms` a short one that is thrown away comes first.
 
     Raises:
         MeasureError: a request failed or its usage is not what was asked for.
     """
-    if case in WARMED:
+    if warms:
         for batch in batches(case, words, seed, -1, WARM):
             run_batch(server, batch, -1)
     results: list[Measurement] = []
