@@ -184,6 +184,7 @@ def _vllm_spec(setup: Setup, dtype: str, bind: str, openmp: str) -> ServerSpec:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_USE_AOT_COMPILE": "0",  # what it stores that way it cannot load again, and compiles at each start
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-cache{f'-{setup.isa}' if setup.isa else ''}"),
         **preload,
         **_torch_restricted(setup.isa),
     }
@@ -217,7 +218,6 @@ def _torch_restricted(isa: str) -> dict[str, str]:
         "NARU_BENCH_TORCH_ISA": isa,
         "PYTHONPATH": str(Path(__file__).resolve().parent / "torch_isa"),
         "VLLM_CACHE_ROOT": str(peers_folder() / f"vllm-cache-{isa}"),
-        "TORCHINDUCTOR_CACHE_DIR": str(peers_folder() / f"inductor-cache-{isa}"),
     }
 
 
