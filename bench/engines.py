@@ -202,7 +202,7 @@ def _vllm_spec(setup: Setup, dtype: str, bind: str, openmp: str) -> ServerSpec:
     )
 
 
-_VLLM_LIBRARIES = {"avx2": "/_C_AVX2.", "avx512": "/_C_AVX512.", "avx512_bf16": "/_C."}
+_VLLM_LIBRARIES = {"avx2": "vllm/_C_AVX2.", "avx512": "vllm/_C_AVX512.", "avx512_bf16": "vllm/_C."}
 """Its kernels by instruction set."""
 _ONEDNN_ISAS = {"avx2": "AVX2", "avx512": "AVX512_CORE_VNNI", "avx512_bf16": "AVX512_CORE_BF16"}
 
