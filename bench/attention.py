@@ -59,9 +59,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each line (1)")
     parser.add_argument("--peak", type=float, default=0.0, help="GFLOP/s of all threads together, for the last column")
     arguments = parser.parse_args()
-    print(
-        f"{arguments.isa}, {arguments.threads} threads\n{'heads':>10}{'tokens':>8}{'before':>8}{'us':>10}{'GFLOP/s':>10}"
-    )
+    print(f"{arguments.isa}, {arguments.threads} threads")
+    print(f"{'heads':>10}{'tokens':>8}{'before':>8}{'us':>10}{'GFLOP/s':>10}")
     table = []
     for shape in SHAPES:
         for count, position in RUNS:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from native_models import Float64Array
 from prompt_attention import FloatArray, PromptAttention, Shape, queries
 
 pytestmark = pytest.mark.timeout(600)  # the first use of a variant compiles it
@@ -40,7 +41,7 @@ def tolerance(variant: str, shape: Shape) -> float:
     return 2e-2 if variant in ("amx", "avx512_bf16") and shape.kv_format == "f16" else 2e-5
 
 
-def assert_close(actual: FloatArray, expected: np.ndarray, bound: float) -> None:  # type: ignore[type-arg]
+def assert_close(actual: FloatArray, expected: Float64Array, bound: float) -> None:
     assert np.abs(actual - expected).max() < bound
     assert np.sqrt(np.mean((actual - expected) ** 2)) < bound / 4
 
