@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test pytest test-cpu test-api fuzz-api lint fmt gen verify bench bench-accuracy bench-page bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-peers clean
+.PHONY: help up test pytest test-cpu test-api test-asan test-tsan fuzz-api lint fmt gen verify bench bench-accuracy bench-page bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-peers clean
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -69,6 +69,14 @@ test-cpu: $(CPU) ## the CPU path's tests in an environment without torch
 	@$(CPU_VENV)/bin/python -c 'import importlib.util as u, sys; \
 	sys.exit(u.find_spec("torch") and "torch is in $(CPU_VENV): remove that folder and try again")'
 	$(CPU_VENV)/bin/python -m pytest -m "not torch" $(CPU_TESTS) $(PYTEST_ARGS)
+
+NATIVE_DRIVER := PYTHON=$(PYTHON) bash tests/worker/native/native_driver/build_driver.sh
+
+test-asan: ## CPU kernels and thread pool under AddressSanitizer and UBSan (minutes; VARIANTS="plain avx2 ...")
+	$(NATIVE_DRIVER) address,undefined $(VARIANTS)
+
+test-tsan: ## the same under ThreadSanitizer
+	$(NATIVE_DRIVER) thread $(VARIANTS)
 
 lint: $(DEV) verify ## ruff, mypy, layer contracts, freshness of printed files
 	$(BIN)/ruff check .

@@ -1,0 +1,4 @@
+#pragma once
+
+// Returns the number of faults.
+int pool_storm();
