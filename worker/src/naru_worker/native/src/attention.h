@@ -42,7 +42,7 @@ struct Attention {
   int window;  // 0: full
   float* out;  // rows of num_heads * head_dim, stride ldo
   size_t ldo;
-  float* partials;            // [slot][group][padded_dim + 2]
+  float* partials;            // [slot][range_rows_floats(group, padded_dim)]
   std::atomic<int>* pending;  // at the first slot of a token and kv head: how many of its ranges are done
 };
 
@@ -50,5 +50,10 @@ struct Attention {
 void attention(const Attention& job, const AttentionPlan& plan, Pool* pool, int member, float* scratch);
 
 size_t attention_scratch_floats(int group, int padded_dim);
+
+// Floats of what is known of some rows after a range of tokens: per row the weighted sums of values, the largest score
+// and the sum of weights.
+inline size_t range_row_floats(int padded_dim) { return static_cast<size_t>(padded_dim) + 16; }
+inline size_t range_rows_floats(int rows, int padded_dim) { return static_cast<size_t>(rows) * range_row_floats(padded_dim); }
 
 }  // namespace naru

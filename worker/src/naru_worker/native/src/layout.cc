@@ -81,7 +81,7 @@ Layout lay_out(const ModelSpec& spec, std::vector<Buffer>* buffers, uint8_t* bas
   const size_t max_ranges = static_cast<size_t>(num_ranges(spec.max_model_len));
   const size_t slots = max_spread * max_ranges * static_cast<size_t>(spec.num_kv_heads);
   const size_t group = static_cast<size_t>(spec.num_heads / spec.num_kv_heads);
-  const size_t slot_floats = group * static_cast<size_t>(round_up(spec.head_dim, 16) + 2);
+  const size_t slot_floats = range_rows_floats(static_cast<int>(group), round_up(spec.head_dim, 16));
 
   Cursor cursor(base);
   for (Buffer& b : *buffers) {
