@@ -121,6 +121,7 @@ async def test_a_model_is_registered_and_loaded_once_with_its_limits(rig: Rig) -
         max_batch_delay_s=0.5,
         speculation="auto",
         max_draft_tokens=4,
+        kv_cache_dtype="int8",
     )
     rig.controller.desire(desired(model("a", limits=limits)))
     await rig.until_ready("a", 1)
@@ -134,6 +135,7 @@ async def test_a_model_is_registered_and_loaded_once_with_its_limits(rig: Rig) -
         max_batch_delay_s=0.5,
         speculation="auto",
         max_draft_tokens=4,
+        kv_cache_dtype="int8",
     )
     assert (load.tier, load.residency) == (worker_pb2.TIER_ACTIVE, worker_pb2.Residency(priority=100))
     assert [(r.state, r.bytes_done, r.bytes_total, r.detail) for r in rig.told.reports] == [

@@ -43,7 +43,13 @@ def test_a_model_keeps_what_its_manifest_says() -> None:
             model={"uri": "hf://o/n", "revision": "v1"},
             alias="other",
             replicas={"min": 2},
-            engine={"maxModelLen": 512, "enablePrefixCaching": False, "speculation": "Never", "maxDraftTokens": 5},
+            engine={
+                "maxModelLen": 512,
+                "enablePrefixCaching": False,
+                "speculation": "Never",
+                "maxDraftTokens": 5,
+                "kvCacheDtype": "int8",
+            },
             resources={"kvCache": {"min": "64Mi", "max": "1Gi"}},
             batching={"maxBatchSize": 8, "maxDelay": "5ms"},
         )
@@ -54,6 +60,7 @@ def test_a_model_keeps_what_its_manifest_says() -> None:
         kv_cache_bytes=1 << 30,
         kv_cache_min_bytes=64 << 20,
         enable_prefix_caching=False,
+        kv_cache_dtype="int8",
         max_batch_size=8,
         max_batch_delay_s=0.005,
         speculation="off",

@@ -96,6 +96,12 @@ def test_options_must_be_positive() -> None:
     assert caught.value.param == "max_model_len"
 
 
+def test_an_unknown_element_type_of_the_cache_is_refused_with_those_there_are() -> None:
+    with pytest.raises(InvalidRequest, match="kv_cache_dtype is 'fp8'; use one of auto, float16, int8") as caught:
+        LoadOptions(kv_cache_dtype="fp8")  # type: ignore[arg-type]
+    assert caught.value.param == "kv_cache_dtype"
+
+
 LIMITS = RequestLimits(max_model_len=100, vocab_limit=50, max_token_bytes=8)
 
 

@@ -9,8 +9,8 @@ import pytest
 from naru_proto.errors import InvalidRequest, LoadError
 from naru_worker.adapters.engine.sizing import FileFacts, ModelSize, merge_options, runner_options, size_model
 from naru_worker.core.model_config import ModelConfig
-from naru_worker.core.residency import LoadOptions
-from naru_worker.settings import EngineSettings, MemorySettings
+from naru_worker.core.residency import KVCacheDtype, LoadOptions
+from naru_worker.settings import BackendName, EngineSettings, MemorySettings
 
 MB = 2**20
 ENGINE = EngineSettings(max_num_seqs=4)
@@ -53,6 +53,16 @@ def test_a_cache_starts_with_a_sequence_of_512_tokens_and_may_grow_to_all_that_c
     assert found.footprint.kv_floor_bytes == 18 * MB
     assert found.footprint.weight_bytes == 100 * MB
     assert found.footprint.private_bytes > 9 * MB
+
+
+def test_a_load_says_what_the_cache_is_made_of_before_the_worker_does() -> None:
+    def chosen(of_worker: KVCacheDtype, of_load: KVCacheDtype | None, backend: BackendName = "cpu") -> str:
+        settings = EngineSettings(backend=backend, kv_cache_dtype=of_worker)
+        return runner_options(settings, merge_options(settings, LoadOptions(kv_cache_dtype=of_load)), 64, 1).kv_format
+
+    assert (chosen("auto", None), chosen("auto", None, "ref")) == ("f16", "f32")
+    assert (chosen("int8", None), chosen("int8", "float16"), chosen("int8", "auto")) == ("int8", "f16", "f16")
+    assert (chosen("auto", "int8"), chosen("auto", "int8", "ref")) == ("int8", "int8")
 
 
 def test_a_least_size_is_what_it_starts_with_and_a_largest_what_it_grows_to() -> None:

@@ -32,7 +32,14 @@ MODELS: dict[str, tuple[ModelConfig, dict[str, TensorFormat], TensorFormat]] = {
         "q4_k",
     ),
 }
-KINDS = [("full", "f16"), ("full", "f32"), ("windows", "f16"), ("windows", "f32"), ("super-blocks", "f16")]
+KINDS = [
+    ("full", "f16"),
+    ("full", "f32"),
+    ("windows", "f16"),
+    ("windows", "f32"),
+    ("super-blocks", "f16"),
+    ("full", "int8"),
+]
 
 
 @pytest.fixture(params=KINDS, ids="-".join)

@@ -90,6 +90,8 @@ def test_sizes_are_told_before_loading_and_kept(tiny_model: Callable[[TinySpec],
     assert ref.kv_block_bytes(checkpoint.config, OPTIONS) == 16 * 2 * 2 * 2 * 16 * 2
     exact = replace(OPTIONS, kv_format="f32")
     assert runner.kv_bytes == 64 * ref.kv_block_bytes(checkpoint.config, exact) == runner._ops.cache.nbytes
+    small: Any = load("ref", folder, kv_format="int8")
+    assert small.kv_bytes == small._ops.cache.nbytes + small._ops.scales.nbytes
 
 
 def test_a_tied_head_shares_the_embedding(runner: Any) -> None:

@@ -41,6 +41,7 @@ def test_lists_and_truth_values() -> None:
         (["--backend", "gpu"], {}, ("--backend", "'gpu'", "cpu, ref")),
         (["--speculation", "maybe"], {}, ("--speculation", "'maybe'", "auto, off")),
         (["--max-draft-tokens", "0"], {}, ("max_draft_tokens", "0")),
+        (["--kv-cache-dtype", "fp8"], {}, ("--kv-cache-dtype", "'fp8'", "auto, float16, int8")),
         (["--listen", "9090"], {}, ("listen", "'9090'", "host:port")),
         (["--listen", "h:70000"], {}, ("listen", "70000")),
         (["--block-size", "12"], {}, ("block_size", "12")),

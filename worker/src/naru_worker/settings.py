@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from naru_proto import names
+from naru_worker.core.residency import KV_CACHE_DTYPES, KVCacheDtype
 
 BackendName = Literal["cpu", "ref"]
 SpeculationName = Literal["auto", "off"]
@@ -130,6 +131,9 @@ class EngineSettings:
     measured to pay, or off. The answers are the same."""
     max_draft_tokens: int = 16
     """Most guessed tokens of one sequence in one step."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """Element type of the KV cache: auto (the backend's, float16 on the CPU), float16, or int8: bytes with a scale for
+    each token and kv head, half the memory and faster over long contexts."""
     max_batch_size: int = 64
     """Most inputs that a model which does not generate computes at once: texts, pairs, or rows of tensors."""
     max_batch_delay_s: float = 0.002
@@ -142,6 +146,9 @@ class EngineSettings:
         """Checks ranges."""
         if self.backend not in ("cpu", "ref"):
             raise SettingsError(f"backend is {self.backend!r}; it must be cpu or ref")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            known = ", ".join(KV_CACHE_DTYPES)
+            raise SettingsError(f"kv_cache_dtype is {self.kv_cache_dtype!r}; it must be one of {known}")
         _at_least("num_threads", self.num_threads, 0)
         if self.block_size not in (16, 32, 64, 128):
             raise SettingsError(f"block_size is {self.block_size}; it must be 16, 32, 64 or 128")

@@ -134,6 +134,7 @@ def _options(limits: EngineLimits) -> worker_pb2.EngineOptions:
         kv_cache_bytes=limits.kv_cache_bytes,
         kv_cache_min_bytes=limits.kv_cache_min_bytes,
         enable_prefix_caching=limits.enable_prefix_caching,
+        kv_cache_dtype=limits.kv_cache_dtype,
         max_batch_size=limits.max_batch_size,
         max_batch_delay_s=limits.max_batch_delay_s,
         speculation=limits.speculation,

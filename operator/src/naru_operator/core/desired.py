@@ -30,6 +30,7 @@ class EngineLimits:
     kv_cache_bytes: int | None = None
     kv_cache_min_bytes: int | None = None
     enable_prefix_caching: bool | None = None
+    kv_cache_dtype: str | None = None
     max_batch_size: int | None = None
     max_batch_delay_s: float | None = None
     speculation: str | None = None
@@ -221,6 +222,7 @@ def engine_limits(engine: EngineSpec, resources: ResourcesSpec, batching: Batchi
         kv_cache_bytes=resources.kv_cache.max_bytes,
         kv_cache_min_bytes=resources.kv_cache.min_bytes,
         enable_prefix_caching=engine.enable_prefix_caching,
+        kv_cache_dtype=engine.kv_cache_dtype,
         max_batch_size=batching.max_batch_size,
         max_batch_delay_s=batching.max_delay_s,
         speculation=None if engine.speculation is None else _SPECULATION[engine.speculation],

@@ -13,6 +13,7 @@ ResidencyPolicy = Literal["Pinned", "Preferred", "OnDemand"]
 Quantization = Literal["AsStored"]
 Speculation = Literal["Auto", "Never"]
 """Never and not Off: YAML takes that for a truth value."""
+KVCacheDtype = Literal["auto", "float16", "int8"]
 
 MAX_REPLICAS = 1000
 
@@ -166,6 +167,12 @@ class EngineSpec(CrdModel):
     )
     max_draft_tokens: int | None = Field(
         default=None, alias="maxDraftTokens", ge=1, le=256, description="Most guessed tokens of a sequence in a step."
+    )
+    kv_cache_dtype: KVCacheDtype | None = Field(
+        default=None,
+        alias="kvCacheDtype",
+        description="Element type of the KV cache: auto (the backend's own, float16 on CPUs), float16, or int8 (bytes "
+        "with a scale for each token and KV head: half the memory).",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

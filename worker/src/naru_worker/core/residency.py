@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from naru_proto.errors import InvalidRequest
 
@@ -30,6 +31,8 @@ class ModelState(enum.Enum):
 
 
 MAX_BATCH_DELAY_S = 60.0
+KVCacheDtype = Literal["auto", "float16", "int8"]
+KV_CACHE_DTYPES: tuple[KVCacheDtype, ...] = get_args(KVCacheDtype)
 _AT_LEAST_1 = (
     "max_model_len",
     "max_num_seqs",
@@ -61,6 +64,8 @@ class LoadOptions:
     """``auto``: guessed tokens are computed where they pay; ``off``."""
     max_draft_tokens: int | None = None
     """Most guessed tokens of one sequence in one step."""
+    kv_cache_dtype: KVCacheDtype | None = None
+    """Element type of the KV cache; int8 halves it and rounds it to bytes with a scale per token and kv head."""
 
     def __post_init__(self) -> None:
         """Checks ranges.
@@ -80,6 +85,11 @@ class LoadOptions:
         if self.speculation not in (None, "auto", "off"):
             raise InvalidRequest(
                 f"speculation is {self.speculation[:40]!r}; it must be auto or off", param="speculation"
+            )
+        if self.kv_cache_dtype is not None and self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise InvalidRequest(
+                f"kv_cache_dtype is {self.kv_cache_dtype[:40]!r}; use one of {', '.join(KV_CACHE_DTYPES)}",
+                param="kv_cache_dtype",
             )
         if self.kv_cache_bytes is not None and (self.kv_cache_min_bytes or 0) > self.kv_cache_bytes:
             raise InvalidRequest(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from typing import Literal, Protocol, cast
+from typing import Protocol, cast
 
 from naru_worker.adapters.engine.batch_runner import EncoderRunner
 from naru_worker.adapters.ops.encoder_options import EncoderOptions
-from naru_worker.adapters.ops.protocol import FloatArray, Runner, RunnerOptions
+from naru_worker.adapters.ops.protocol import FloatArray, KVFormat, Runner, RunnerOptions
 from naru_worker.adapters.weights.checkpoint import Checkpoint
 from naru_worker.core.encoder_config import EncoderConfig
 from naru_worker.core.model_config import ModelConfig
+from naru_worker.core.residency import KVCacheDtype
 
 _MODULES = {"cpu": "naru_worker.adapters.ops.cpu", "ref": "naru_worker.adapters.ops.ref"}
 _ENCODER_MODULES = {"cpu": "naru_worker.adapters.ops.cpu_encoder", "ref": "naru_worker.adapters.ops.ref_encoder"}
@@ -66,9 +67,11 @@ def open_encoder_backend(name: str) -> EncoderBackend:
     return cast(EncoderBackend, importlib.import_module(_ENCODER_MODULES[name]))
 
 
-def kv_format(name: str) -> Literal["f16", "f32"]:
-    """Element type of the cache: half precision where speed counts, full in the oracle."""
-    return "f32" if name == "ref" else "f16"
+def kv_format(name: str, kv_cache_dtype: KVCacheDtype) -> KVFormat:
+    """Element type of the cache. Left to the backend, half precision where speed counts, full in the oracle."""
+    if kv_cache_dtype == "auto":
+        return "f32" if name == "ref" else "f16"
+    return "int8" if kv_cache_dtype == "int8" else "f16"
 
 
 def backend_isa(name: str) -> str:

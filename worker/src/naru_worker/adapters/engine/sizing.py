@@ -14,7 +14,7 @@ from naru_worker.core.hub.model import Footprint
 from naru_worker.core.kv_growth import KVLayout, kv_floor_blocks, kv_layout
 from naru_worker.core.memory_plan import MemoryNeed, MemoryWish, plan_memory
 from naru_worker.core.model_config import ModelConfig
-from naru_worker.core.residency import LoadOptions
+from naru_worker.core.residency import KVCacheDtype, LoadOptions
 from naru_worker.settings import EngineSettings, MemorySettings
 
 PRIVATE_BYTES = 4 << 20
@@ -30,6 +30,7 @@ class EngineOptions:
     enable_prefix_caching: bool
     max_draft_tokens: int
     """0: no speculation."""
+    kv_cache_dtype: KVCacheDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def merge_options(settings: EngineSettings, options: LoadOptions) -> EngineOptio
     caching = settings.enable_prefix_caching if options.enable_prefix_caching is None else options.enable_prefix_caching
     is_guessing = (options.speculation or settings.speculation) == "auto"
     num_drafts = (options.max_draft_tokens or settings.max_draft_tokens) if is_guessing else 0
-    return EngineOptions(num_seqs, num_tokens, caching, num_drafts)
+    return EngineOptions(num_seqs, num_tokens, caching, num_drafts, options.kv_cache_dtype or settings.kv_cache_dtype)
 
 
 def runner_options(settings: EngineSettings, options: EngineOptions, max_model_len: int, threads: int) -> RunnerOptions:
@@ -88,7 +89,7 @@ def runner_options(settings: EngineSettings, options: EngineOptions, max_model_l
         max_num_seqs=options.max_num_seqs,
         max_model_len=max_model_len,
         num_threads=threads,
-        kv_format=kv_format(settings.backend),
+        kv_format=kv_format(settings.backend, options.kv_cache_dtype),
     )
 
 

@@ -21,16 +21,20 @@ from naru_worker.adapters.ops.protocol import RunnerOptions
 from naru_worker.core.model_config import ModelConfig, RopeConfig
 from naru_worker.core.rope import inverse_frequencies
 
-_ELEMENT_BYTES = {"f16": 2, "f32": 4}
+_ELEMENT_BYTES = {"int8": 1, "f16": 2, "f32": 4}
+_SCALE_BYTES = 4
 _LANES = 16
 """Keys span tokens and values span dimensions in registers of this many floats."""
 
 
 def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
-    """Bytes of one KV block over all layers; values are padded to whole registers."""
+    """Bytes of one KV block over all layers; values, and keys of bytes, are padded to whole registers."""
     padded = -(-config.head_dim // _LANES) * _LANES
-    elements = config.num_layers * config.num_kv_heads * options.block_size * (config.head_dim + padded)
-    return elements * _ELEMENT_BYTES[options.kv_format]
+    if options.kv_format == "int8":
+        token_bytes = 2 * (padded + _SCALE_BYTES)
+    else:
+        token_bytes = (config.head_dim + padded) * _ELEMENT_BYTES[options.kv_format]
+    return config.num_layers * config.num_kv_heads * options.block_size * token_bytes
 
 
 def workspace_bytes(library: ctypes.CDLL, config: ModelConfig, options: RunnerOptions) -> int:

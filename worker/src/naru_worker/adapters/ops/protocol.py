@@ -36,6 +36,9 @@ class RawTensor:
     """Raw little-endian bytes, C-contiguous, read-only; valid while the checkpoint is open."""
 
 
+KVFormat = Literal["int8", "f16", "f32"]
+
+
 @dataclass(frozen=True, slots=True)
 class KVConfig:
     """Geometry of one model's paged KV cache. Block 0 is the null block: never handed out, may hold anything."""
@@ -65,7 +68,8 @@ class RunnerOptions:
     """Most sequences (S) of one step."""
     max_model_len: int
     num_threads: int = 1
-    kv_format: Literal["f16", "f32"] = "f16"
+    kv_format: KVFormat = "f16"
+    """Elements of the KV cache; int8: signed bytes with a scale for each token and kv head of keys and of values."""
 
 
 @dataclass(frozen=True, slots=True)

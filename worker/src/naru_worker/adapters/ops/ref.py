@@ -32,7 +32,8 @@ from naru_worker.core.model_config import Activation, ModelConfig, NormKind, Rop
 from naru_worker.core.rope import inverse_frequencies
 from naru_worker.core.weight_layout import expected_shapes
 
-_KV_TYPES = {"f16": torch.float16, "f32": torch.float32}
+_KV_TYPES = {"int8": torch.int8, "f16": torch.float16, "f32": torch.float32}
+_SCALE_BYTES = 4
 
 
 def load_runner(checkpoint: Checkpoint, options: RunnerOptions) -> RefRunner:
@@ -52,7 +53,9 @@ def weight_bytes(checkpoint: Checkpoint) -> int:
 
 def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
     """Bytes of one KV block over all layers."""
-    return options.block_size * config.kv_bytes_per_token(_KV_TYPES[options.kv_format].itemsize)
+    values = config.kv_bytes_per_token(_KV_TYPES[options.kv_format].itemsize)
+    scales = 2 * config.num_layers * config.num_kv_heads * _SCALE_BYTES if options.kv_format == "int8" else 0
+    return options.block_size * (values + scales)
 
 
 def workspace_bytes(config: ModelConfig, options: RunnerOptions) -> int:
@@ -82,6 +85,7 @@ class RefOps:
         self.kv = kv
         shape = (2, kv.num_layers, kv.num_blocks, kv.block_size, kv.num_kv_heads, kv.head_dim)
         self.cache = torch.zeros(shape, dtype=kv_type)
+        self.scales = torch.zeros(shape[:-1]) if kv_type == torch.int8 else None
         self._shared: dict[str, Tensor] = {}
         self._rotations: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
 
@@ -91,6 +95,8 @@ class RefOps:
         self._rotations.clear()
         for source, destination in batch.copies.tolist():
             self.cache[:, :, destination] = self.cache[:, :, source]
+            if self.scales is not None:
+                self.scales[:, :, destination] = self.scales[:, :, source]
 
     def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> _Linear:
         """Stacks parts by rows; a missing bias beside a present one counts as zero."""
@@ -144,9 +150,8 @@ class RefOps:
         if rope is not None:
             cos, sin = self._rotation(rope)
             q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        slots = _index(self.batch.slots)
-        for store, new in ((self.cache[0, layer], k), (self.cache[1, layer], v)):
-            store.view(-1, kv.num_kv_heads, kv.head_dim)[slots] = new.to(store.dtype)
+        self._write(0, layer, k)
+        self._write(1, layer, v)
         return q.reshape(len(qkv), num_heads * kv.head_dim)
 
     def attention(self, q: Tensor, layer: int, scale: float, window: int | None) -> Tensor:
@@ -157,10 +162,7 @@ class RefOps:
             start, stop = int(batch.query_start[s]), int(batch.query_start[s + 1])
             length = int(batch.seq_lens[s])
             blocks = _index(batch.block_table[s, : -(-length // kv.block_size)])
-            k, v = (
-                self.cache[part, layer, blocks].view(-1, kv.num_kv_heads, kv.head_dim)[:length].float()
-                for part in (0, 1)
-            )
+            k, v = self._read(0, layer, blocks, length), self._read(1, layer, blocks, length)
             positions = _index(batch.positions[start:stop])
             rows = q[start:stop].view(stop - start, kv.num_kv_heads, -1, kv.head_dim)
             out[start:stop] = _attend(rows, k, v, positions, scale, window).reshape(stop - start, -1)
@@ -181,6 +183,23 @@ class RefOps:
         """(R, vocab) raw logits."""
         self.normed = x
         return self.linear(x, weight)
+
+    def _write(self, part: int, layer: int, new: Tensor) -> None:
+        """Keys (part 0) or values (1) of the batch's tokens, to their slots."""
+        kv, slots = self.kv, _index(self.batch.slots)
+        if self.scales is not None:
+            largest = new.abs().amax(-1)
+            self.scales[part, layer].view(-1, kv.num_kv_heads)[slots] = largest / 127.0
+            new = (new * torch.where(largest > 0.0, 127.0 / largest, 0.0)[..., None]).round()
+        self.cache[part, layer].view(-1, kv.num_kv_heads, kv.head_dim)[slots] = new.to(self.cache.dtype)
+
+    def _read(self, part: int, layer: int, blocks: Tensor, length: int) -> Tensor:
+        """The first `length` keys (part 0) or values (1) of these blocks, (length, num_kv_heads, head_dim)."""
+        kv = self.kv
+        stored = self.cache[part, layer, blocks].view(-1, kv.num_kv_heads, kv.head_dim)[:length].float()
+        if self.scales is None:
+            return stored
+        return stored * self.scales[part, layer, blocks].view(-1, kv.num_kv_heads)[:length, :, None]
 
     def _decoded(self, tensor: RawTensor) -> Tensor:
         shared = self._shared.get(tensor.name)

@@ -37,6 +37,7 @@ _OPTION_FIELDS = (
     "max_batch_delay_s",
     "speculation",
     "max_draft_tokens",
+    "kv_cache_dtype",
 )
 _TIERS = {
     worker_pb2.TIER_UNSPECIFIED: Tier.ACTIVE,

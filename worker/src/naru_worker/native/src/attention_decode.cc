@@ -33,6 +33,7 @@ struct Scratch {
   float* scores;  // [kPassRows][kRangeTokens]
   float* so_far;  // rows of a range
   float* range;   // rows of a range
+  ByteQueries bytes;
 };
 
 Scratch carve(float* p, int rows, int padded) {
@@ -41,16 +42,26 @@ Scratch carve(float* p, int rows, int padded) {
   s.scores = s.q + round_up(rows * padded, 16);
   s.so_far = s.scores + kPassRows * kRangeTokens;
   s.range = s.so_far + range_rows_floats(rows, padded);
+  s.bytes.unit = s.range + range_rows_floats(rows, padded);
+  s.bytes.shift = reinterpret_cast<int32_t*>(s.bytes.unit + rows);
+  s.bytes.words = s.bytes.shift + rows;
   return s;
 }
 
-void load_queries(const Attention& job, const AttentionItem& item, int head, int rows, float* q) {
-  const int dim = job.kv->head_dim;
+void load_queries(const Attention& job, const AttentionItem& item, int head, int rows, const Scratch& s) {
+  const int dim = job.kv->head_dim, padded = job.kv->padded_dim;
   const float scale = job.scale * kLog2E;
   const float* from = job.q + static_cast<size_t>(item.token) * job.ldq + static_cast<size_t>(head) * rows * dim;
+  if (job.kv->has_bytes()) {
+    for (int r = 0; r < rows; ++r)
+      for (int d = 0; d < padded; d += 16)
+        store16(s.q + r * padded + d, load16n(from + r * dim + d, dim - d) * set16(scale));
+    put_byte_queries(s.q, rows, padded, s.bytes);
+    return;
+  }
   for (int first = 0; first < rows; first += kPassRows) {
     const int count = pass_rows(rows, first);
-    float* to = q + static_cast<size_t>(first) * dim;
+    float* to = s.q + static_cast<size_t>(first) * dim;
     for (int r = 0; r < count; ++r)
       for (int d = 0; d < dim; ++d) to[d * count + r] = from[static_cast<size_t>(first + r) * dim + d] * scale;
   }
@@ -62,7 +73,10 @@ void run_range(const Attention& job, const AttentionItem& item, int head, int ra
   const int a = range * kRangeTokens, b = a + kRangeTokens;
   RangeJob part{job.kv, job.layer, head, job.num_heads / job.kv->num_heads, item.blocks, a > begin ? a : begin,
                 b < position + 1 ? b : position + 1, item.num_splits > 1 ? 0 : position + 1};
-  range_of_floats(part, s.q, s.scores, result);
+  if (job.kv->has_bytes())
+    range_of_bytes(part, s.bytes, s.scores, result);
+  else
+    range_of_floats(part, s.q, s.scores, result);
 }
 
 void put_rows(const Attention& job, const AttentionItem& item, int head, int rows, const float* result) {
@@ -163,13 +177,13 @@ __attribute__((noinline)) void fold_rows(int rows, int padded, const float* rang
 
 size_t decode_scratch_floats(int group, int padded_dim) {
   return static_cast<size_t>(round_up(group * padded_dim, 16)) + kPassRows * kRangeTokens +
-         2 * range_rows_floats(group, padded_dim) + 64;
+         2 * range_rows_floats(group, padded_dim) + static_cast<size_t>(group) * (padded_dim / 2 + 2) + 64;
 }
 
 void attend_generated(const Attention& job, const AttentionItem& item, int head, float* scratch) {
   const int rows = job.num_heads / job.kv->num_heads;
   const Scratch s = carve(scratch, rows, job.kv->padded_dim);
-  load_queries(job, item, head, rows, s.q);
+  load_queries(job, item, head, rows, s);
   if (item.num_splits > 1)
     run_shared(job, item, head, rows, s);
   else

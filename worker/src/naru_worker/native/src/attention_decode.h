@@ -24,6 +24,20 @@ struct RangeJob {
 // are powers of two; `scores` kRangeTokens floats for each row.
 void range_of_floats(const RangeJob& job, const float* q, float* scores, float* result);
 
+// Queries for a cache of bytes: passes of [dim / 4][rows of the pass][2] words, and per row the unit of its numbers and
+// what the 128 in each byte adds to a sum.
+struct ByteQueries {
+  int32_t* words;
+  int32_t* shift;
+  float* unit;
+};
+
+// From rows of `padded` floats, scaled as above.
+void put_byte_queries(const float* q, int rows, int padded, const ByteQueries& to);
+
+// The same of a cache of bytes.
+void range_of_bytes(const RangeJob& job, const ByteQueries& q, float* scores, float* result);
+
 // Adds the rows of one range to those so far.
 void fold_rows(int rows, int padded, const float* range, float* so_far);
 

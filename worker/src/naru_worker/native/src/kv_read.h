@@ -49,19 +49,63 @@ class ValueReader {
   size_t stride_;
 };
 
+// Of scaled bytes. A slot's scale may be anything where no token was written.
+template <>
+class KeyReader<uint8_t> {
+ public:
+  KeyReader(const KVCache& kv, const KVPlace& at)
+      : quads_(kv.keys(at.layer, at.head) + static_cast<size_t>(at.block) * kv.block_bytes() +
+               static_cast<size_t>(at.offset) * 4),
+        stride_(static_cast<size_t>(kv.block_size) * 4),
+        scales_(load16(reinterpret_cast<const float*>(kv.key_scales(at.layer, at.head) +
+                                                      static_cast<size_t>(at.block) * kv.block_bytes()) +
+                       at.offset)) {}
+
+  NARU_INLINE V16 row(int d) const { return load_quads(quads_ + static_cast<size_t>(d / 4) * stride_, d % 4) * scales_; }
+
+ private:
+  const uint8_t* quads_;
+  size_t stride_;
+  V16 scales_;
+};
+
+template <>
+class ValueReader<uint8_t> {
+ public:
+  ValueReader(const KVCache& kv, const KVPlace& at)
+      : quads_(kv.values(at.layer, at.head) + static_cast<size_t>(at.block) * kv.block_bytes() +
+               static_cast<size_t>(at.offset) * kv.padded_dim),
+        stride_(static_cast<size_t>(kv.padded_dim) * 4),
+        scales_(reinterpret_cast<const float*>(kv.value_scales(at.layer, at.head) +
+                                               static_cast<size_t>(at.block) * kv.block_bytes()) +
+                at.offset) {}
+
+  NARU_INLINE V16 part(int token, int d) const {
+    return load_quads(quads_ + static_cast<size_t>(token / 4) * stride_ + static_cast<size_t>(d) * 4, token % 4) *
+           set16(scales_[token]);
+  }
+
+ private:
+  const uint8_t* quads_;
+  size_t stride_;
+  const float* scales_;
+};
+
 // Asks for a block's keys and values: short runs far from the next block's, which the hardware cannot guess.
 NARU_INLINE void fetch_kv(const KVCache& kv, const KVPlace& at) {
   const size_t block = static_cast<size_t>(at.block) * kv.block_bytes();
   const char* keys = reinterpret_cast<const char*>(kv.keys(at.layer, at.head) + block);
   const char* values = reinterpret_cast<const char*>(kv.values(at.layer, at.head) + block);
-  for (size_t i = 0; i < kv.key_elements() * kv.element_bytes; i += 64) _mm_prefetch(keys + i, _MM_HINT_T0);
-  for (size_t i = 0; i < kv.value_elements() * kv.element_bytes; i += 64) _mm_prefetch(values + i, _MM_HINT_T0);
+  for (size_t i = 0; i < kv.key_bytes(); i += 64) _mm_prefetch(keys + i, _MM_HINT_T0);
+  for (size_t i = 0; i < kv.value_bytes(); i += 64) _mm_prefetch(values + i, _MM_HINT_T0);
 }
 
 // Calls f with a null pointer to the cache's element type.
 template <typename F>
 NARU_INLINE void with_kv_format(const KVCache& kv, F f) {
-  if (kv.element_bytes == 2)
+  if (kv.has_bytes())
+    f(static_cast<const uint8_t*>(nullptr));
+  else if (kv.element_bytes == 2)
     f(static_cast<const f16*>(nullptr));
   else
     f(static_cast<const float*>(nullptr));

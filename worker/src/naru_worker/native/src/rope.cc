@@ -47,6 +47,40 @@ void write_kv(const float* k, const float* v, const KVCache& kv, int layer, int 
   for (; c < kv.padded_dim; ++c) put(values + c, 0.f);
 }
 
+// Rounds to bytes in units of the largest number / 127, plus 128. Gives the unit. What lies behind `dim` becomes 128.
+float to_bytes(const float* x, int dim, int padded, uint8_t* out) {
+  V16 most = set16(0.f);
+  for (int c = 0; c < dim; c += 16) most = max16(abs16(load16n(x + c, dim - c)), most);
+  const float high = hmax16(most);
+  const V16 inverse = set16(high > 0.f ? 127.f / high : 0.f);
+  // Adding 1.5 * 2^23 rounds to an integer that sits in the low mantissa bits.
+  const V16 magic = set16(12582912.f + 128.f);
+  for (int c = 0; c < padded; c += 16) {
+    const V16 t = fma16(load16n(x + c, dim > c ? dim - c : 0), inverse, magic);
+    // The compiler would take a conversion of integers to bytes apart, lane by lane.
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + c), _mm512_cvtepi32_epi8((__m512i)t.v[0]));
+#else
+    alignas(64) uint32_t bits[16];
+    for (int i = 0; i < kParts; ++i) *reinterpret_cast<viu*>(bits + i * kLanes) = (vi)t.v[i];
+    for (int i = 0; i < 16; ++i) out[c + i] = static_cast<uint8_t>(bits[i]);
+#endif
+  }
+  return high / 127.f;
+}
+
+// Other members may be writing to the same quads: bytes alone are stored.
+void write_bytes(const float* k, const float* v, const KVCache& kv, int layer, int head, int slot, uint8_t* bytes) {
+  const size_t block = static_cast<size_t>(slot / kv.block_size) * kv.block_bytes();
+  const int offset = slot % kv.block_size, padded = kv.padded_dim;
+  reinterpret_cast<float*>(kv.key_scales(layer, head) + block)[offset] = to_bytes(k, kv.head_dim, padded, bytes);
+  uint8_t* keys = kv.keys(layer, head) + block + offset * 4;
+  for (int d = 0; d < padded; d += 4) memcpy(keys + static_cast<size_t>(d) * kv.block_size, bytes + d, 4);
+  reinterpret_cast<float*>(kv.value_scales(layer, head) + block)[offset] = to_bytes(v, kv.head_dim, padded, bytes);
+  uint8_t* values = kv.values(layer, head) + block + static_cast<size_t>(offset / 4) * padded * 4 + offset % 4;
+  for (int d = 0; d < padded; ++d) values[d * 4] = bytes[d];
+}
+
 }  // namespace
 
 void rope_table_row(int position, const double* inverse_frequency, int half, float factor, float* table) {
@@ -59,14 +93,16 @@ void rope_table_row(int position, const double* inverse_frequency, int half, flo
 }
 
 void rope_kv_row(float* row, int num_heads, const float* table, int rotary_dim, const KVCache& kv, int layer,
-                 int slot) {
+                 int slot, float* scratch) {
   const int dim = kv.head_dim;
   if (table != nullptr)
     for (int h = 0; h < num_heads + kv.num_heads; ++h) rotate(row + static_cast<size_t>(h) * dim, table, rotary_dim / 2);
   const float* k = row + static_cast<size_t>(num_heads) * dim;
   const float* v = k + static_cast<size_t>(kv.num_heads) * dim;
   for (int h = 0; h < kv.num_heads; ++h) {
-    if (kv.element_bytes == 2)
+    if (kv.has_bytes())
+      write_bytes(k + h * dim, v + h * dim, kv, layer, h, slot, reinterpret_cast<uint8_t*>(scratch));
+    else if (kv.element_bytes == 2)
       write_kv<f16>(k + h * dim, v + h * dim, kv, layer, h, slot);
     else
       write_kv<float>(k + h * dim, v + h * dim, kv, layer, h, slot);

@@ -9,7 +9,8 @@ namespace naru {
 void rope_table_row(int position, const double* inverse_frequency, int half, float factor, float* table);
 
 // Rotates q and k of one token's row (q heads, then k heads, then v heads) in place and writes k and v to `slot`.
-// table may be null (learned positions).
-void rope_kv_row(float* row, int num_heads, const float* table, int rotary_dim, const KVCache& kv, int layer, int slot);
+// table may be null (learned positions). `scratch` holds padded_dim bytes.
+void rope_kv_row(float* row, int num_heads, const float* table, int rotary_dim, const KVCache& kv, int layer, int slot,
+                 float* scratch);
 
 }  // namespace naru

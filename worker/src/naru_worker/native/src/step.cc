@@ -202,7 +202,7 @@ void Model::execute(size_t index, int member, int first, int rows) {
       each_row(rows, [&](int r) {
         rope_kv_row(src->f + static_cast<size_t>(r) * src->ld, op.kind,
                     spec_.rotary_dim > 0 ? layout_.rope + static_cast<size_t>(r) * spec_.rotary_dim : nullptr,
-                    spec_.rotary_dim, kv_, op.layer, in_.slots[first + r]);
+                    spec_.rotary_dim, kv_, op.layer, in_.slots[first + r], scratch);
       });
       break;
     case kAttention: {
