@@ -101,13 +101,17 @@ void linear_unpacked(const Linear& job, Pool* pool, int member) {
   Pool::Share share = pool->share(member, num_pieces(*job.w, kUnpackedPanels));
   for (int p = pool->claim(&share); p >= 0; p = pool->claim(&share)) {
     const Piece piece = piece_at(*job.w, kUnpackedPanels, p);
-    if (!is_quantized(piece.segment->format)) {
-      float_panels(job, *piece.segment, piece.index, piece.count);
-      continue;
+    const Segment& s = *piece.segment;
+    const uint8_t* panel = s.data + static_cast<size_t>(piece.index) * s.panel_bytes;
+    const bool foreseen = share.is_own() && panel >= run.begin;
+    if (!pays_unpacked(s.format, job.rows)) {
+      for (int i = 0; i < piece.count; ++i, panel += s.panel_bytes)
+        vector_panel(job, s, piece.index + i, panel, foreseen ? fetch_from(panel, run, then) : panel);
+    } else if (is_quantized(s.format)) {
+      unpacked_panels(job, s, piece.index, piece.count, foreseen ? fetch_from(panel, run, then) : nullptr);
+    } else {
+      float_panels(job, s, piece.index, piece.count);
     }
-    const uint8_t* panel = piece.segment->data + static_cast<size_t>(piece.index) * piece.segment->panel_bytes;
-    const uint8_t* ahead = share.is_own() && panel >= run.begin ? fetch_from(panel, run, then) : nullptr;
-    unpacked_panels(job, *piece.segment, piece.index, piece.count, ahead);
   }
 }
 

@@ -284,6 +284,17 @@ size_t unpacked_scratch_floats(int k) {
   return (quantized > floats ? quantized : floats) * kUnpackedPanels + 64;
 }
 
+bool pays_unpacked(int format, int rows) {
+#if defined(__AVX512F__)
+  // Six bits lie in memory as bytes: there is nothing to unpack but scales.
+  if (format == kW6K) return false;
+  return is_quantized(format) || rows > 16;
+#else
+  if (format == kW8) return rows >= 32;
+  return is_quantized(format) || rows > 8;
+#endif
+}
+
 void unpacked_panels(const Linear& job, const Segment& s, int index, int count, const uint8_t* ahead) {
   const int groups = job.w->k / kGroup;
   const Kind kind = kind_of(s.format);

@@ -19,6 +19,9 @@ constexpr int kUnpackedPanels = 1;  // sixteen registers hold the sums of one
 // Floats of scratch a member needs for matrices of k columns: quantized panels, panels of floats.
 size_t unpacked_scratch_floats(int k);
 
+// Whether unpacking pays for a format and that many rows, kUnpackedRows or more; measured.
+bool pays_unpacked(int format, int rows);
+
 // All rows of panels [index, index + count) of a segment of floats.
 void float_panels(const Linear& job, const Segment& s, int index, int count);
 
@@ -32,6 +35,7 @@ constexpr bool kHasUnpacked = false;
 constexpr int kUnpackedRows = 1 << 30;
 constexpr int kUnpackedPanels = 1;
 inline size_t unpacked_scratch_floats(int) { return 0; }
+inline bool pays_unpacked(int, int) { return false; }
 inline void float_panels(const Linear&, const Segment&, int, int) {}
 inline void unpacked_panels(const Linear&, const Segment&, int, int, const uint8_t*) {}
 
