@@ -288,7 +288,7 @@ bool pays_unpacked(int format, int rows) {
 #if defined(__AVX512F__)
   // Six bits lie in memory as bytes: there is nothing to unpack but scales.
   if (format == kW6K) return false;
-  return is_quantized(format) || rows > 16;
+  return format != kW8 || rows >= 64;
 #else
   if (format == kW8) return rows >= 32;
   return is_quantized(format) || rows > 8;

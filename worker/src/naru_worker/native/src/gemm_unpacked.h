@@ -9,7 +9,7 @@ namespace naru {
 
 constexpr bool kHasUnpacked = true;
 #if defined(__AVX512F__)
-constexpr int kUnpackedRows = 9;    // from this many rows on unpacking once beats unpacking for each few rows
+constexpr int kUnpackedRows = 17;   // from this many rows on unpacking once beats unpacking for each few rows
 constexpr int kUnpackedPanels = 2;  // panels side by side: a broadcast activation serves both
 #else
 constexpr int kUnpackedRows = 5;
