@@ -14,14 +14,19 @@ size_t attention_scratch_floats(int group, int padded_dim) {
 
 void attention(const Attention& job, const AttentionPlan& plan, Pool* pool, int member, float* scratch) {
   const int heads = job.kv->num_heads;
-  Pool::Share share = pool->queue(member, plan.num_items * heads);
+  // Pieces of generated tokens are much alike: a member takes its part in order, so that it knows what comes next. Those
+  // of prompts are not: the largest come first.
+  const int pieces = plan.num_items * heads;
+  const bool in_order = plan.num_items > 0 && plan.items[plan.num_items - 1].generated;
+  Pool::Share share = in_order ? pool->share(member, pieces) : pool->queue(member, pieces);
 #if defined(__AMX_TILE__)
   bool tiled = false;
 #endif
   for (int i = pool->claim(&share); i >= 0; i = pool->claim(&share)) {
     const AttentionItem& item = plan.items[i / heads];
     if (item.generated) {
-      attend_generated(job, item, i % heads, scratch);
+      const bool has_next = in_order && share.is_own() && i + 1 < share.end;
+      attend_generated(job, item, i % heads, has_next ? &plan.items[(i + 1) / heads] : nullptr, (i + 1) % heads, scratch);
       continue;
     }
 #if defined(__AMX_TILE__)

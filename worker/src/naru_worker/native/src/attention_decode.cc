@@ -67,12 +67,13 @@ void load_queries(const Attention& job, const AttentionItem& item, int head, int
   }
 }
 
-void run_range(const Attention& job, const AttentionItem& item, int head, int range, const Scratch& s, float* result) {
+void run_range(const Attention& job, const AttentionItem& item, int head, int range, const NextRange& next,
+               const Scratch& s, float* result) {
   const int position = item.position;
   const int begin = job.window > 0 && position + 1 > job.window ? position + 1 - job.window : 0;
   const int a = range * kRangeTokens, b = a + kRangeTokens;
-  RangeJob part{job.kv, job.layer, head, job.num_heads / job.kv->num_heads, item.blocks, a > begin ? a : begin,
-                b < position + 1 ? b : position + 1, item.num_splits > 1 ? 0 : position + 1};
+  const RangeJob part{job.kv, job.layer, head, job.num_heads / job.kv->num_heads, item.blocks, a > begin ? a : begin,
+                      b < position + 1 ? b : position + 1, next};
   if (job.kv->has_bytes())
     range_of_bytes(part, s.bytes, s.scores, result);
   else
@@ -94,23 +95,40 @@ int first_range(const Attention& job, int position) {
   return job.window > 0 && position + 1 > job.window ? (position + 1 - job.window) / kRangeTokens : 0;
 }
 
+// What follows range `range`, seen from there.
+NextRange range_at(const AttentionItem& item, int head, int range, int from) {
+  return NextRange{item.blocks, head, (range - from) * kRangeTokens, item.position + 1};
+}
+
+// The first range of what comes next.
+NextRange first_of(const Attention& job, const AttentionItem* next, int next_head, int from) {
+  if (next == nullptr) return NextRange{};
+  const int range = next->num_splits > 1 ? next->split : first_range(job, next->position);
+  return range_at(*next, next_head, range, from);
+}
+
 // All ranges, one after the other.
-void run_alone(const Attention& job, const AttentionItem& item, int head, int rows, const Scratch& s) {
+void run_alone(const Attention& job, const AttentionItem& item, int head, int rows, const AttentionItem* next,
+               int next_head, const Scratch& s) {
   const int first = first_range(job, item.position), ranges = num_ranges(item.position);
   for (int i = first; i < ranges; ++i) {
-    run_range(job, item, head, i, s, i == first ? s.so_far : s.range);
+    const NextRange follows = i + 1 < ranges ? range_at(item, head, i + 1, i) : first_of(job, next, next_head, i);
+    run_range(job, item, head, i, follows, s, i == first ? s.so_far : s.range);
     if (i > first) fold_rows(rows, job.kv->padded_dim, s.range, s.so_far);
   }
   put_rows(job, item, head, rows, s.so_far);
 }
 
 // One range; the member that finishes the last one folds them all.
-void run_shared(const Attention& job, const AttentionItem& item, int head, int rows, const Scratch& s) {
+void run_shared(const Attention& job, const AttentionItem& item, int head, int rows, const AttentionItem* next,
+                int next_head, const Scratch& s) {
   const int padded = job.kv->padded_dim, first = first_range(job, item.position);
   const size_t size = range_rows_floats(rows, padded);
   const size_t slot = static_cast<size_t>(item.partial + head * item.num_splits);
   float* parts = job.partials + slot * size;
-  if (item.split >= first) run_range(job, item, head, item.split, s, parts + static_cast<size_t>(item.split) * size);
+  if (item.split >= first)
+    run_range(job, item, head, item.split, first_of(job, next, next_head, item.split), s,
+              parts + static_cast<size_t>(item.split) * size);
   std::atomic<int>* pending = job.pending + slot;
   if (pending->fetch_add(1, std::memory_order_acq_rel) + 1 < item.num_splits) return;
   pending->store(0, std::memory_order_relaxed);
@@ -180,14 +198,15 @@ size_t decode_scratch_floats(int group, int padded_dim) {
          2 * range_rows_floats(group, padded_dim) + static_cast<size_t>(group) * (padded_dim / 2 + 2) + 64;
 }
 
-void attend_generated(const Attention& job, const AttentionItem& item, int head, float* scratch) {
+void attend_generated(const Attention& job, const AttentionItem& item, int head, const AttentionItem* next, int next_head,
+                      float* scratch) {
   const int rows = job.num_heads / job.kv->num_heads;
   const Scratch s = carve(scratch, rows, job.kv->padded_dim);
   load_queries(job, item, head, rows, s);
   if (item.num_splits > 1)
-    run_shared(job, item, head, rows, s);
+    run_shared(job, item, head, rows, next, next_head, s);
   else
-    run_alone(job, item, head, rows, s);
+    run_alone(job, item, head, rows, next, next_head, s);
 }
 
 }  // namespace naru

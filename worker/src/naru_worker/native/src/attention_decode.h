@@ -10,6 +10,14 @@ namespace naru {
 constexpr int kPassRows = 8;
 inline int pass_rows(int rows, int first) { return rows - first < kPassRows ? rows - first : kPassRows; }
 
+// The range that the member works on afterwards, as far as it is known.
+struct NextRange {
+  const int32_t* blocks = nullptr;
+  int head = 0;
+  int shift = 0;  // from a token of the present range to the one in its place there
+  int to = 0;     // its tokens end here; 0: none follows
+};
+
 // What one kv head's queries bring to a range of tokens, whatever the format of the cache.
 struct RangeJob {
   const KVCache* kv;
@@ -17,7 +25,19 @@ struct RangeJob {
   int rows;  // query heads of the group
   const int32_t* blocks;
   int from, to;  // tokens, inside one range
-  int limit;     // tokens whose keys this member will read afterwards end here
+  NextRange next;
+
+  // Where keys or values lie that are read as long after token `c` as a range takes: asked for now, they are there then.
+  // Memory answers late, and a core has few requests under way: what is asked for only when it is needed is waited for.
+  // `token_bytes`: what one token takes of its block. Where nothing follows, the address is that of `c` itself.
+  NARU_INLINE const uint8_t* ahead(bool of_values, int c, size_t token_bytes) const {
+    const int later = c + next.shift;
+    const bool follows = later < next.to;
+    const int token = follows ? later : c;
+    const size_t block = static_cast<size_t>((follows ? next.blocks : blocks)[token / kv->block_size]) * kv->block_bytes();
+    const int of = follows ? next.head : head;
+    return (of_values ? kv->values(layer, of) : kv->keys(layer, of)) + block + token % kv->block_size * token_bytes;
+  }
 };
 
 // Attends to tokens [from, to) and writes what range_rows_floats() tells of. `q` holds passes of [dim][rows of the pass], scaled so that weights
@@ -45,7 +65,9 @@ void fold_rows(int rows, int padded, const float* range, float* so_far);
 // largest score and the sum of weights.
 void soften_row(float* scores, int count, int skip, int width, float* top, float* sum);
 
-void attend_generated(const Attention& job, const AttentionItem& item, int head, float* scratch);
+// `next` and `next_head`: what the member attends to afterwards, or null.
+void attend_generated(const Attention& job, const AttentionItem& item, int head, const AttentionItem* next, int next_head,
+                      float* scratch);
 
 // Floats of scratch that a member needs.
 size_t decode_scratch_floats(int group, int padded_dim);

@@ -13,7 +13,7 @@ namespace {
 constexpr int kMost = 32639;  // 127 * 256 + 127: the largest number of two digits
 constexpr int kWeightWords = kRangeTokens / 2;  // of a row: two for each four tokens
 
-NARU_INLINE void ask(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+NARU_INLINE void ask(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 // Sums of products for R rows and U registers. Two words for each four factors of a row.
 #if defined(__AVX512VNNI__)
@@ -122,13 +122,12 @@ template <int R, int U>
 NARU_INLINE void score_units(const Pass& p, int c, const int32_t* shift, const float* unit) {
   const KVCache& kv = *p.job.kv;
   const int size = kv.block_size, quads = kv.padded_dim / 4;
-  const uint8_t *keys[U], *values[U], *scales[U];
+  const uint8_t *keys[U], *ahead[U], *scales[U];
   for (int u = 0; u < U; ++u) {
     const int token = c + u * kLanes;
     const size_t block = static_cast<size_t>(p.job.blocks[token / size]) * kv.block_bytes();
     keys[u] = kv.keys(p.job.layer, p.job.head) + block + token % size * 4;
-    // Asked for: the values of these tokens, as many bytes as their keys.
-    values[u] = kv.values(p.job.layer, p.job.head) + block + static_cast<size_t>(token % size) * kv.padded_dim;
+    ahead[u] = p.job.ahead(false, token, kv.padded_dim);
     scales[u] = kv.key_scales(p.job.layer, p.job.head) + block + token % size * sizeof(float);
   }
   Sums<R, U> sums;
@@ -136,7 +135,7 @@ NARU_INLINE void score_units(const Pass& p, int c, const int32_t* shift, const f
   const size_t stride = static_cast<size_t>(size) * 4;
   for (int i = 0; i < quads; ++i)
     for (int u = 0; u < U; ++u) {
-      if (i % (16 / kLanes) == 0) ask(values[u] + i * kLanes * 4);
+      if (i % (16 / kLanes) == 0) ask(ahead[u] + i * kLanes * 4);
       sums.add(u, keys[u] + i * stride, p.words + i * 2 * R);
     }
   for (int u = 0; u < U; ++u) {
@@ -164,16 +163,13 @@ NARU_INLINE void mix_units(const Pass& p, int column, const int32_t* shift, cons
   const KVCache& kv = *p.job.kv;
   const int size = kv.block_size, padded = kv.padded_dim;
   const uint8_t* values = kv.values(p.job.layer, p.job.head) + column * 4;
-  const uint8_t* keys = kv.keys(p.job.layer, p.job.head);
   const size_t block_bytes = kv.block_bytes(), stride = static_cast<size_t>(padded) * 4;
   Sums<R, U> sums;
   sums.clear();
   const int32_t* words = p.words;
   for (int c = p.begin; c < p.end; c += 16) {
     const uint8_t* v = values + static_cast<size_t>(p.job.blocks[c / size]) * block_bytes + c % size / 4 * stride;
-    const int later = c + kRangeTokens;
-    const size_t next = later < p.job.limit ? static_cast<size_t>(p.job.blocks[later / size]) * block_bytes : 0;
-    const uint8_t* ahead = keys + next + (static_cast<size_t>(c % size) * padded + column * 16);
+    const uint8_t* ahead = p.job.ahead(true, c, padded) + column * 16;
     for (int i = 0; i < 4; ++i, v += stride, words += 2 * R, ahead += U * kLanes * 4)
       for (int u = 0; u < U; ++u) {
         if (u % (16 / kLanes) == 0) ask(ahead + u * kLanes * 4);

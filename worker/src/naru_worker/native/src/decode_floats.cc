@@ -8,7 +8,7 @@
 namespace naru {
 namespace {
 
-NARU_INLINE void ask(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+NARU_INLINE void ask(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 // Scores of U registers of tokens for R rows. Meanwhile asks for `dim` * kLanes elements at each of `ahead`.
 template <typename T, int R, int U>
@@ -53,7 +53,6 @@ void score_rows(const RangeJob& job, const float* q, int begin, int end, float* 
   constexpr int U = score_width(R);
   const KVCache& kv = *job.kv;
   const uint8_t* base = kv.keys(job.layer, job.head);
-  const uint8_t* values = kv.values(job.layer, job.head);
   const size_t block_bytes = kv.block_bytes();
   const int size = kv.block_size, dim = kv.head_dim;
   for (int c = begin; c < end; c += U * kLanes) {
@@ -64,7 +63,7 @@ void score_rows(const RangeJob& job, const float* q, int begin, int end, float* 
       const int token = c + u * kLanes;
       const size_t block = static_cast<size_t>(job.blocks[token / size]) * block_bytes;
       keys[u] = reinterpret_cast<const T*>(base + block) + token % size;
-      ahead[u] = values + block + static_cast<size_t>(token % size) * kv.padded_dim * sizeof(T);
+      ahead[u] = job.ahead(false, token, dim * sizeof(T));
     }
     float* to = scores + (c - begin);
     if (units == U) {
@@ -86,7 +85,6 @@ template <typename T, int R, int D>
 void mix_columns(const RangeJob& job, const float* weights, int begin, int column, float* result) {
   const KVCache& kv = *job.kv;
   const uint8_t* base = kv.values(job.layer, job.head);
-  const uint8_t* keys = kv.keys(job.layer, job.head);
   const size_t block_bytes = kv.block_bytes(), stride = range_row_floats(kv.padded_dim);
   const int size = kv.block_size, padded = kv.padded_dim;
   vf acc[R][D];
@@ -98,10 +96,7 @@ void mix_columns(const RangeJob& job, const float* weights, int begin, int colum
     const T* v = reinterpret_cast<const T*>(base + static_cast<size_t>(job.blocks[c / size]) * block_bytes) +
                  static_cast<size_t>(in_block) * padded + column;
     const float* w = weights + (c - begin);
-    // The keys of the same part of the next range, a row of them for each of values.
-    const int later = c + kRangeTokens - in_block;
-    const uint8_t* ahead = keys + (later < job.limit ? static_cast<size_t>(job.blocks[later / size]) * block_bytes : 0) +
-                           (static_cast<size_t>(in_block) * padded + column) * sizeof(T);
+    const uint8_t* ahead = job.ahead(true, c, padded * sizeof(T)) + column * sizeof(T);
     for (; c < stop; ++c, ++w, v += padded, ahead += padded * sizeof(T)) {
       for (size_t i = 0; i < D * kLanes * sizeof(T); i += 64) ask(ahead + i);
       if constexpr (R < D) {
