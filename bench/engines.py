@@ -84,6 +84,8 @@ def naru_specs(setup: Setup) -> tuple[ServerSpec, ...]:
         "spec": {
             "model": {"uri": setup.model_path.as_uri()},
             "resources": {"kvCache": {"max": f"{KV_CACHE_GIB}Gi"}},
+            # Greedy answers to random words soon repeat themselves: guessing would win what no peer's setting tries.
+            "engine": {"speculation": "Never"},
         },
     }
     manifest.write_text(json.dumps(document, indent=2) + "\n")  # JSON is YAML
@@ -105,7 +107,7 @@ def naru_specs(setup: Setup) -> tuple[ServerSpec, ...]:
             **({FORCE_VARIABLE: setup.isa} if setup.isa else {}),
         },
         library=f"libnaru_cpu_{setup.isa}_" if setup.isa else "",
-        settings=f"naru up, one worker, defaults, KV cache {KV_CACHE_GIB} GiB",
+        settings=f"naru up, one worker, no speculation, KV cache {KV_CACHE_GIB} GiB",
         version=_distribution_version("naru"),
     )
     return (spec,)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from naru_worker.adapters.cores import compute_threads, cpu_quota
+from naru_worker.adapters.machine import huge_pages_warning
 
 
 def machine(folder: Path, files: dict[str, str], siblings: dict[int, str]) -> dict[str, Path]:
@@ -84,3 +85,21 @@ def test_the_quota_of_any_group_around_the_process_counts(tmp_path: Path, files:
 def test_this_machine_gives_at_least_one_thread() -> None:
     assert compute_threads(0).count >= 1
     assert compute_threads(1).count == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "warns"),
+    [("always [madvise] never\n", False), ("[always] madvise never\n", False), ("always madvise [never]\n", True)],
+)
+def test_where_there_are_no_huge_pages_the_log_says_so_and_what_to_do(
+    setting: str, warns: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "enabled"
+    file.write_text(setting)
+    warning = huge_pages_warning(file)
+    assert ("set it to madvise" in warning) is warns
+    assert (repr(setting.strip()) in warning) is warns
+
+
+def test_a_system_that_knows_no_huge_pages_is_told_of_too(tmp_path: Path) -> None:
+    assert "is 'missing'" in huge_pages_warning(tmp_path / "enabled")

@@ -335,8 +335,9 @@ def build(settings: WorkerSettings, make_loader: MakeLoader | None = None) -> Wo
         StartError: the environment forces kernels that do not run here.
     """
     threads = cores.compute_threads(settings.engine.num_threads)
-    if threads.warning:
-        _log.warning("%s", threads.warning)
+    for warning in (threads.warning, machine.huge_pages_warning()):
+        if warning:
+            _log.warning("%s", warning)
     identity = WorkerIdentity(
         worker_id=settings.server.worker_id or f"{socket.gethostname()}-{os.getpid()}",
         incarnation=secrets.token_hex(6),

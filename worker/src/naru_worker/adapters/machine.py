@@ -13,6 +13,7 @@ import signal
 from pathlib import Path
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _UNLIMITED_BYTES = 2**60
 """Version 1 writes a huge number for no limit."""
 _PR_SET_PDEATHSIG = 1
@@ -35,6 +36,17 @@ def memory_available_bytes(cgroup_root: Path = _CGROUP_ROOT) -> int:
     if limit is not None:
         available = min(available, max(0, limit - _memory_used(cgroup_root)))
     return available
+
+
+def huge_pages_warning(setting: Path = _HUGE_PAGES) -> str:
+    """The sentence for the log where the system gives no huge pages; empty where it gives them to who asks."""
+    if "[always]" in (known := _read(setting)) or "[madvise]" in known:
+        return ""
+    found = known.strip() or "missing"
+    return (
+        f"the system gives no huge pages ({setting} is {found!r}), so that weights and KV caches are read more slowly; "
+        "set it to madvise on the node"
+    )
 
 
 def rss_bytes() -> int:
