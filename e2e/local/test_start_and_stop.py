@@ -34,8 +34,8 @@ def test_the_examples_serve_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
         assert not is_listening(naru.url)
         assert not is_listening(naru.grpc_address)
-        # Packed images are a cache, and stay for the next start.
-        assert [file for file in files(tmp_path) if not file.startswith("images/")] == []
+        # Packed images and what kernels passed their test are a cache, and stay for the next start.
+        assert [file for file in files(tmp_path) if not file.startswith(("images/", "cache/"))] == []
 
 
 def test_children_of_a_killed_instance_die_and_the_next_command_clears_what_it_left(tmp_path: Path) -> None:

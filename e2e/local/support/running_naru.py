@@ -55,6 +55,15 @@ def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
         time.sleep(0.05)
 
 
+def _command(process: psutil.Process) -> list[str]:
+    """Its command line; empty when it has just ended."""
+    try:
+        command: list[str] = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+    return command
+
+
 class RunningNaru:
     """One instance; a context that stops it."""
 
@@ -128,7 +137,7 @@ class RunningNaru:
 
     def worker(self, worker_id: str) -> psutil.Process:
         """The process of a worker."""
-        (found,) = (child for child in self.children() if worker_id in child.cmdline())
+        (found,) = (child for child in self.children() if worker_id in _command(child))
         return found
 
     def naru(

@@ -65,8 +65,9 @@ class PromptAttention:
         cache = np.frombuffer(whole, dtype).reshape(num_blocks, count)
         cache[:] = np.nan
         for index, block in enumerate(self.table):
-            keys = cache[block, : heads * dim * size].reshape(heads, dim, size)
-            values = cache[block, heads * dim * size :].reshape(heads, size, padded)
+            of_heads = cache[block].reshape(heads, size * (dim + padded))
+            keys = of_heads[:, : dim * size].reshape(heads, dim, size)
+            values = of_heads[:, dim * size :].reshape(heads, size, padded)
             part = self.keys[:, index * size : (index + 1) * size]
             keys[:, :, : part.shape[1]] = part.transpose(0, 2, 1)
             values[:, : part.shape[1], :dim] = self.values[:, index * size : (index + 1) * size]
