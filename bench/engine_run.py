@@ -80,6 +80,12 @@ def cases_for(spec: ServerSpec, cases: Sequence[CaseName], chosen: Mapping[str, 
     )
 
 
+def still_known(chosen: Mapping[str, str], specs: Sequence[ServerSpec]) -> dict[str, str]:
+    """What an earlier run chose, without settings that the engine has no more: their cases are tried in all."""
+    known = {spec.settings for spec in specs}
+    return {case: settings for case, settings in chosen.items() if settings in known}
+
+
 def step_key(suite: str, engine: str, what: str) -> str:
     """The name of a step for `Progress`."""
     return f"{suite}/{engine}/{what}"
@@ -87,6 +93,7 @@ def step_key(suite: str, engine: str, what: str) -> str:
 
 def run_engine(specs: Sequence[ServerSpec], suite: Suite, chosen: Mapping[str, str], room: Room) -> EngineRun:
     """One engine in its settings, of each case the better figures. `chosen`: the only setting to try, by case."""
+    chosen = still_known(chosen, specs)
     runs = []
     for index, spec in enumerate(specs):
         cases = cases_for(spec, suite.cases, chosen)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bench.engine_run import cases_for
+from bench.engine_run import cases_for, still_known
 from bench.limits import INSTRUCTIONS, usable
 from bench.measure import Repeats
 from bench.servers import ServerSpec
@@ -23,6 +23,11 @@ def test_a_setting_runs_the_cases_it_is_for_unless_another_one_won_them_before()
     assert cases_for(spec("b"), ("single", "conc16", "mixed"), won) == ("conc16",)
     assert cases_for(spec("c"), ("single", "conc16"), won) == ()
     assert cases_for(spec("c"), ("single", "shared"), won) == ("shared",)  # nobody won it yet
+
+
+def test_a_setting_that_is_gone_leaves_its_cases_to_all_others() -> None:
+    specs = (spec("a"), spec("b"))
+    assert still_known({"single": "a", "conc16": "as it was", "mixed": "b"}, specs) == {"single": "a", "mixed": "b"}
 
 
 @pytest.mark.parametrize(
