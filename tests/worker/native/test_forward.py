@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import Lane, all_logits, batch_of, lanes_for
+from batches import Lane, all_logits, alone_and_together, batch_of, lanes_for
 from native_models import MemoryCheckpoint, checkpoint_of, config_of
 from native_oracle import logits_of
 
@@ -135,12 +135,7 @@ def test_sequences_of_many_lengths_share_a_step_without_touching_each_other(vari
     with running(checkpoint_of(config, default="q4_1"), variant, kv_format="f16") as runner:
         poison(runner)
         lanes = lanes_for(prompts, 16, 8)
-        for lane in lanes:
-            runner.logits(batch_of([(lane, len(lane.token_ids))], 16))
-            lane.num_computed = len(lane.token_ids)
-            lane.token_ids.append(5)
-        alone = np.concatenate([runner.logits(batch_of([(lane, 1)], 16)) for lane in lanes])
-        together = runner.logits(batch_of([(lane, 1) for lane in lanes], 16))
+        alone, together = alone_and_together(runner, lanes, 16)
     np.testing.assert_array_equal(together, alone)
 
 

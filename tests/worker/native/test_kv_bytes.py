@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import Lane, all_logits, batch_of, lanes_for
+from batches import Lane, all_logits, alone_and_together, batch_of, lanes_for
 from native_models import MemoryCheckpoint, checkpoint_of, config_of
 
 from naru_worker.adapters.ops import cpu
@@ -86,12 +86,7 @@ def test_a_row_has_the_same_logits_alone_in_ranges_and_among_others(variant: str
     prompts = [prompt(length, config, seed) for seed, length in enumerate((1, 15, 16, 17, 31, 127, 128, 129, 300))]
     with running(checkpoint_of(config, default="q4_1"), variant, num_threads=3) as runner:
         lanes = lanes_for(prompts, 16, 8)
-        for lane in lanes:
-            runner.logits(batch_of([(lane, len(lane.token_ids))], 16))
-            lane.num_computed = len(lane.token_ids)
-            lane.token_ids.append(5)
-        alone = np.concatenate([runner.logits(batch_of([(lane, 1)], 16)) for lane in lanes])
-        together = runner.logits(batch_of([(lane, 1) for lane in lanes], 16))
+        alone, together = alone_and_together(runner, lanes, 16)
     np.testing.assert_array_equal(together, alone)
 
 

@@ -90,6 +90,16 @@ def all_logits(
     return np.concatenate(pieces)
 
 
+def alone_and_together(runner: Runner, lanes: Sequence[Lane], block_size: int) -> tuple[FloatArray, FloatArray]:
+    """Logits of one generated token behind each prompt: each in a step of its own, then all in one step."""
+    for lane in lanes:
+        runner.logits(batch_of([(lane, len(lane.token_ids))], block_size))
+        lane.num_computed = len(lane.token_ids)
+        lane.token_ids.append(5)
+    alone = np.concatenate([runner.logits(batch_of([(lane, 1)], block_size)) for lane in lanes])
+    return alone, runner.logits(batch_of([(lane, 1) for lane in lanes], block_size))
+
+
 def greedy(
     runner: Runner, prompts: Sequence[Sequence[int]], max_tokens: int, keep_logits: bool = False
 ) -> tuple[list[list[int]], list[list[FloatArray]]]:

@@ -13,8 +13,6 @@ namespace {
 constexpr int kMost = 32639;  // 127 * 256 + 127: the largest number of two digits
 constexpr int kWeightWords = kRangeTokens / 2;  // of a row: two for each four tokens
 
-NARU_INLINE void ask(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
-
 // Sums of products for R rows and U registers. Two words for each four factors of a row.
 #if defined(__AVX512VNNI__)
 template <int R, int U>
@@ -135,7 +133,7 @@ NARU_INLINE void score_units(const Pass& p, int c, const int32_t* shift, const f
   const size_t stride = static_cast<size_t>(size) * 4;
   for (int i = 0; i < quads; ++i)
     for (int u = 0; u < U; ++u) {
-      if (i % (16 / kLanes) == 0) ask(ahead[u] + i * kLanes * 4);
+      if (i % (16 / kLanes) == 0) fetch_line(ahead[u] + i * kLanes * 4);
       sums.add(u, keys[u] + i * stride, p.words + i * 2 * R);
     }
   for (int u = 0; u < U; ++u) {
@@ -172,7 +170,7 @@ NARU_INLINE void mix_units(const Pass& p, int column, const int32_t* shift, cons
     const uint8_t* ahead = p.job.ahead(true, c, padded) + column * 16;
     for (int i = 0; i < 4; ++i, v += stride, words += 2 * R, ahead += U * kLanes * 4)
       for (int u = 0; u < U; ++u) {
-        if (u % (16 / kLanes) == 0) ask(ahead + u * kLanes * 4);
+        if (u % (16 / kLanes) == 0) fetch_line(ahead + u * kLanes * 4);
         sums.add(u, v + u * kLanes * 4, words);
       }
   }

@@ -8,8 +8,6 @@
 namespace naru {
 namespace {
 
-NARU_INLINE void ask(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
-
 // Scores of U registers of tokens for R rows. Meanwhile asks for `dim` * kLanes elements at each of `ahead`.
 template <typename T, int R, int U>
 NARU_INLINE void score_units(const float* q, const T* const* keys, const uint8_t* const* ahead, int dim, int stride,
@@ -21,7 +19,7 @@ NARU_INLINE void score_units(const float* q, const T* const* keys, const uint8_t
   for (int d = 0; d < dim; ++d) {
     const size_t at = static_cast<size_t>(d) * stride;
     if (d % kEvery == 0)
-      for (int u = 0; u < U; ++u) ask(ahead[u] + d * kLanes * sizeof(T));
+      for (int u = 0; u < U; ++u) fetch_line(ahead[u] + d * kLanes * sizeof(T));
     if constexpr (R < U) {
       vf w[R];
       for (int r = 0; r < R; ++r) w[r] = vset(q[d * R + r]);
@@ -98,7 +96,7 @@ void mix_columns(const RangeJob& job, const float* weights, int begin, int colum
     const float* w = weights + (c - begin);
     const uint8_t* ahead = job.ahead(true, c, padded * sizeof(T)) + column * sizeof(T);
     for (; c < stop; ++c, ++w, v += padded, ahead += padded * sizeof(T)) {
-      for (size_t i = 0; i < D * kLanes * sizeof(T); i += 64) ask(ahead + i);
+      for (size_t i = 0; i < D * kLanes * sizeof(T); i += 64) fetch_line(ahead + i);
       if constexpr (R < D) {
         vf x[R];
         for (int r = 0; r < R; ++r) x[r] = vset(w[r * kRangeTokens]);

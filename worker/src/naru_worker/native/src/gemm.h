@@ -36,8 +36,6 @@ constexpr int kRows = 4;
 // leaves the latency of memory open, more pushes lines out of the L2 cache of a loaded machine.
 constexpr size_t kAheadBytes = 16384;
 
-NARU_INLINE void fetch_line(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
-
 // Asks for the share of group i of the unit at `offset`.
 template <int F>
 NARU_INLINE void fetch_ahead(const uint8_t* ahead, size_t offset, int i) {

@@ -34,6 +34,9 @@ typedef uint16_t vhu __attribute__((vector_size(kLanes * 2), aligned(2), may_ali
 
 constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
+// Asks for the cache line at p, into L2: many of these may be under way at once.
+NARU_INLINE void fetch_line(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+
 struct V16 {
   vf v[kParts];
 };
@@ -106,12 +109,6 @@ NARU_INLINE V16 operator/(const V16& a, const V16& b) {
 NARU_INLINE V16 max16(const V16& a, const V16& b) {
   V16 r;
   for (int i = 0; i < kParts; ++i) r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
-  return r;
-}
-
-NARU_INLINE V16 min16(const V16& a, const V16& b) {
-  V16 r;
-  for (int i = 0; i < kParts; ++i) r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
   return r;
 }
 
