@@ -14,6 +14,7 @@ from naru_worker.adapters.ops.protocol import BatchInputs, RunnerOptions
 from naru_worker.core.request import Request, RequestId, Sequence
 from naru_worker.core.sampling import SamplingParams
 from naru_worker.core.step import Row, StepPlan
+from naru_worker.core.step_budget import StepPace
 
 BLOCK_SIZE = 4
 OPTIONS = RunnerOptions(BLOCK_SIZE, 1000, 64, 6, 64)
@@ -172,8 +173,8 @@ def test_the_engine_builds_what_its_runner_gets() -> None:
     plans: list[StepPlan] = []
     make_plan = scheduler.plan
 
-    def plan() -> StepPlan:
-        plans.append(make_plan())
+    def plan(pace: StepPace | None = None) -> StepPlan:
+        plans.append(make_plan(pace))
         return plans[-1]
 
     scheduler.plan = plan  # type: ignore[method-assign]

@@ -56,7 +56,7 @@ class Worker:
     def queue_age_s(self) -> float:
         return self.age_s
 
-    def step(self, outbox: Outbox, *, is_alone: bool = True) -> None:
+    def step(self, outbox: Outbox, *, is_alone: bool = True, before_long: Callable[[], object] | None = None) -> None:
         self.was_alone.append(is_alone)
         self.threads.add(threading.get_ident())
         self.num_steps += 1
@@ -290,3 +290,59 @@ def test_a_fault_of_a_command_is_reported_and_ends_the_thread() -> None:
     assert started.loop.stop(DEADLINE_S)
     assert [str(exc) for exc in started.deaths] == ["odd"]
     assert not started.loop.is_alive
+
+
+class Speaker(Worker):
+    """Has one token in each step of its list, which says how long the step takes, and whether it does more."""
+
+    def __init__(self, clock: Clock, steps: list[tuple[float, bool]]) -> None:
+        super().__init__(clock)
+        self.steps = steps
+
+    @property
+    def has_work(self) -> bool:
+        return self.num_steps < len(self.steps)
+
+    def step(self, outbox: Outbox, *, is_alone: bool = True, before_long: object = None) -> None:
+        step_s, is_long = self.steps[self.num_steps]
+        if is_long:
+            assert callable(before_long)
+            before_long()
+        self.clock.now_s += step_s
+        self.num_steps += 1
+        is_last = self.num_steps == len(self.steps)
+        outbox.append(
+            SequenceDelta(RequestId("r"), text=f"{self.num_steps} ", token_ids=(self.num_steps,), is_last=is_last)
+        )
+
+
+def heard(steps: list[tuple[float, bool]], interval_s: float) -> list[tuple[float, str]]:
+    """When each text left, in milliseconds."""
+    clock = Clock()
+    clock.now_s = 0.0
+    told: list[tuple[float, str]] = []
+
+    def publish(outbox: Outbox) -> None:
+        told.append((round(clock.now_s * 1000, 3), "".join(delta.text for delta in outbox)))
+        if outbox[-1].is_last:
+            loop._stop()
+
+    loop = EngineLoop(publish, lambda exc: None, clock, interval_s)
+    loop.add(Speaker(clock, steps))
+    loop._run()
+    return told
+
+
+def test_tokens_of_fast_steps_leave_together_and_the_end_at_once() -> None:
+    fast = [(0.004, False)] * 12
+    assert heard(fast, 0.021) == [(4, "1 "), (24, "2 3 4 5 6 "), (44, "7 8 9 10 11 "), (48, "12 ")]
+    assert [text for _, text in heard(fast, 0.0)] == [f"{n} " for n in range(1, 13)]
+
+
+def test_tokens_of_slow_steps_leave_alone() -> None:
+    assert heard([(0.015, False)] * 4, 0.02) == [(15, "1 "), (30, "2 "), (45, "3 "), (60, "4 ")]
+
+
+def test_a_long_step_keeps_no_token_waiting() -> None:
+    steps = [(0.004, False), (0.004, False), (0.004, False), (0.1, True), (0.004, False)]
+    assert heard(steps, 0.02) == [(4, "1 "), (12, "2 3 "), (112, "4 "), (116, "5 ")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -39,6 +40,21 @@ async def is_idle(worker: RunningWorker) -> bool:
     return all(
         (m.num_running, m.num_waiting, m.num_free_blocks) == (0, 0, m.num_blocks) for m in reply.models
     ) and not len(worker.app.board)
+
+
+async def test_tokens_that_come_fast_leave_together_and_nothing_is_lost() -> None:
+    settings = toy_settings()
+    paced = replace(settings, engine=replace(settings.engine, stream_interval_s=30.0))
+    request = ask("r", "hello", max_tokens=40, logprobs=1)
+    async with running_worker(None, settings, "toy") as worker:
+        alone = await worker.generate(request)
+    async with running_worker(None, paced, "toy") as worker:
+        together = await worker.generate(request)
+    assert [d.num_tokens for d in alone] == [1] * 40
+    assert [d.num_tokens for d in together] == [1, 39], "the first token at once, the others with the end"
+    assert (ids(together), text(together)) == (ids(alone), text(alone))
+    assert [p for d in together for p in d.logprobs] == [p for d in alone for p in d.logprobs]
+    assert together[-1].usage == alone[-1].usage
 
 
 async def test_generate_streams_token_by_token_and_ends_once() -> None:

@@ -214,12 +214,12 @@ class ToyHosted:
 
 
 def toy_settings(**server: Any) -> WorkerSettings:
-    """Free ports, no Redis, no metrics."""
+    """Free ports, no Redis, no metrics, each token in a delta of its own."""
     return WorkerSettings(
         server=ServerSettings(
             **{"worker_id": "w", "listen": "127.0.0.1:0", "metrics_listen": "off", "drain_timeout_s": 5.0, **server}
         ),
-        engine=EngineSettings(backend="ref", step_timeout_s=30.0),
+        engine=EngineSettings(backend="ref", step_timeout_s=30.0, stream_interval_s=0.0),
         memory=MemorySettings(memory_budget_bytes=10**6, host_budget_bytes=0, high_watermark=1.0, low_watermark=1.0),
         residency=ResidencySettings(load_guard=0.0),
         registry=RegistrySettings(),

@@ -15,6 +15,8 @@ from naru_proto import names
 from naru_worker.core.residency import KV_CACHE_DTYPES, KVCacheDtype
 
 BackendName = Literal["cpu", "ref"]
+_STEP_TOKENS: dict[BackendName, int] = {"cpu": 2048, "ref": 256}
+"""Most tokens of one step, by default: the native kernels cut long ones into pieces, torch's tensors grow with them."""
 SpeculationName = Literal["auto", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -119,9 +121,15 @@ class EngineSettings:
     """Tokens of one KV block. 16 wastes half a block, 8 tokens, a sequence and shares prefixes finely."""
     max_num_seqs: int = 64
     """Most sequences in one step; buffers are sized for it."""
-    max_num_batched_tokens: int = 256
-    """Most tokens of one step. Prefill on CPUs is bound by arithmetic: measured, 64 tokens at once take as long per
-    token as 512, and a step is the gap between two tokens of every other stream."""
+    max_num_batched_tokens: int = 0
+    """Most tokens of one step, or more where `max_num_seqs` is. 0: 2048, which only prompts without streams beside
+    them reach; 256 for the backend ref."""
+    target_itl_s: float = 0.1
+    """Seconds between two tokens of a stream that prompts beside it are cut to keep: a step computes as many of their
+    tokens as the model was measured to manage in that time, and no fewer than 64."""
+    stream_interval_s: float = 0.02
+    """Longest time that a token waits for the next ones, to leave with them in one frame. 0: each leaves alone. First
+    tokens and ends never wait."""
     max_model_len: int = 0
     """Longest prompt and output together, tokens, of any model. 0: what each model was made for."""
     enable_prefix_caching: bool = True
@@ -153,7 +161,9 @@ class EngineSettings:
         if self.block_size not in (16, 32, 64, 128):
             raise SettingsError(f"block_size is {self.block_size}; it must be 16, 32, 64 or 128")
         _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 0)
+        _at_least("target_itl_s", self.target_itl_s, 0.001)
+        _at_least("stream_interval_s", self.stream_interval_s, 0.0)
         _at_least("max_model_len", self.max_model_len, 0)
         if self.speculation not in ("auto", "off"):
             raise SettingsError(f"speculation is {self.speculation!r}; it must be auto or off")
@@ -161,6 +171,11 @@ class EngineSettings:
         _at_least("max_batch_size", self.max_batch_size, 1)
         _at_least("max_batch_delay_s", self.max_batch_delay_s, 0.0)
         _at_least("step_timeout_s", self.step_timeout_s, 0.1)
+
+    @property
+    def step_tokens(self) -> int:
+        """`max_num_batched_tokens` with its default filled in."""
+        return self.max_num_batched_tokens or _STEP_TOKENS[self.backend]
 
 
 @dataclass(frozen=True, slots=True)

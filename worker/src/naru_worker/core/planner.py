@@ -20,6 +20,7 @@ from naru_worker.core.scheduler_counters import SchedulerCounters
 from naru_worker.core.sequence_queue import SequenceQueue, order_key
 from naru_worker.core.speculation import Speculation
 from naru_worker.core.step import StepPlan
+from naru_worker.core.step_budget import StepPace, step_budget
 from naru_worker.core.step_draft import StepDraft, run_limit
 
 MAX_PASSED_OVER = 64
@@ -45,10 +46,13 @@ class Planner:
         self._counters = counters
         self._speculation = speculation
 
-    def plan(self) -> StepPlan:
-        """The next step."""
+    def plan(self, pace: StepPace | None = None) -> StepPlan:
+        """The next step; `pace` cuts it to what was measured."""
         self._kv.forget_copies()
-        draft = StepDraft(self._config.max_num_batched_tokens, self._config.long_share)
+        num_decodes = self._num_decodes
+        num_prompts = len(self._roster.running) - num_decodes + len(self._roster.waiting)
+        num_tokens = step_budget(self._config, pace, num_decodes, num_prompts)
+        draft = StepDraft(num_tokens, self._config.long_share(num_tokens))
         waiting = self._roster.waiting
         self._plan_running(draft, waiting[0].request.priority if waiting else None)
         if not draft.preempted:
@@ -64,13 +68,17 @@ class Planner:
         return draft.plan(self._kv.copies())
 
     @property
+    def _num_decodes(self) -> int:
+        return sum(1 for s in self._roster.running if len(s.token_ids) - s.num_computed_tokens == 1)
+
+    @property
     def _num_watermark_blocks(self) -> int:
         return math.ceil(self._config.watermark_ratio * self._kv.num_usable_blocks)
 
     def _plan_running(self, draft: StepDraft, priority_waiting: int | None) -> None:
         """Books running sequences. Prompts less important than who waits first get only what that one leaves."""
         running = self._roster.running
-        draft.num_decodes_left = sum(1 for s in running if len(s.token_ids) - s.num_computed_tokens == 1)
+        draft.num_decodes_left = self._num_decodes
         index = 0
         while index < len(running):
             sequence = running[index]

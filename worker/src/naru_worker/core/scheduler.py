@@ -24,6 +24,7 @@ from naru_worker.core.scheduler_config import SchedulerConfig
 from naru_worker.core.scheduler_counters import SchedulerCounters
 from naru_worker.core.speculation import Speculation
 from naru_worker.core.step import Row, RowResult, SequenceOutput, StepPlan
+from naru_worker.core.step_budget import StepPace
 from naru_worker.core.stop_check import check_stop
 from naru_worker.core.token_matcher import MatchState
 
@@ -138,9 +139,12 @@ class Scheduler:
 
     # --- a step ----------------------------------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan:
-        """What the next step computes. Rows are empty only without work, when all of it ended, or when starved."""
-        return self._planner.plan()
+    def plan(self, pace: StepPace | None = None) -> StepPlan:
+        """What the next step computes, cut to `pace` where there is one.
+
+        Rows are empty only without work, when all of it ended, or when starved.
+        """
+        return self._planner.plan(pace)
 
     def commit(self, plan: StepPlan, results: collections.abc.Sequence[RowResult]) -> list[SequenceOutput]:
         """Books a step that was run: `results` has one item per row of `plan`.

@@ -16,8 +16,8 @@ class SchedulerConfig:
     max_num_seqs: int
     """Sequences that run at once; each choice of a request counts."""
     max_num_batched_tokens: int
-    """Tokens computed in one step, prompts and decodes together. Bounds the time of a step, and so the gap between
-    two tokens of a stream. At least `max_num_seqs`, so that every running sequence can decode in every step."""
+    """Tokens computed in one step, prompts and decodes together. At least `max_num_seqs`, so that every running
+    sequence can decode in every step."""
     max_model_len: int
     """Tokens of one sequence, prompt and output together."""
     eos_token_ids: tuple[int, ...] = ()
@@ -29,9 +29,11 @@ class SchedulerConfig:
     request would be let in only to be preempted at once."""
     long_prefill_chunk_tokens: int | None = None
     """What prompts with more missing tokens than this may take of a step, together, before all others had their share;
-    they get what is left over. None: half of `max_num_batched_tokens`."""
+    they get what is left over. None: half of the step's tokens."""
     max_draft_tokens: int = 0
     """Most guessed tokens that a sequence computes in one step beside its next one, where they pay; 0: none."""
+    target_itl_s: float = 0.1
+    """Gap between two tokens of a stream that prompts beside it are cut to keep, where they can; see `step_budget`."""
 
     def __post_init__(self) -> None:
         """Checks every field."""
@@ -50,13 +52,13 @@ class SchedulerConfig:
             raise ValueError(
                 f"long_prefill_chunk_tokens is {self.long_prefill_chunk_tokens!r}; it must be at least 1, or None"
             )
-
+        if self.target_itl_s <= 0.0:
+            raise ValueError(f"target_itl_s is {self.target_itl_s!r}; it must be above 0")
         if self.max_draft_tokens < 0:
             raise ValueError(f"max_draft_tokens is {self.max_draft_tokens!r}; it must be at least 0")
 
-    @property
-    def long_share(self) -> int:
-        """`long_prefill_chunk_tokens` with its default filled in, in tokens."""
+    def long_share(self, num_step_tokens: int) -> int:
+        """`long_prefill_chunk_tokens` with its default filled in, in tokens, for a step of so many."""
         if self.long_prefill_chunk_tokens is None:
-            return max(1, self.max_num_batched_tokens // 2)
+            return max(1, num_step_tokens // 2)
         return self.long_prefill_chunk_tokens

@@ -15,6 +15,7 @@ from naru_worker.core.sampling import SamplingParams
 from naru_worker.core.scheduler import Scheduler
 from naru_worker.core.scheduler_config import SchedulerConfig
 from naru_worker.core.step import PositionLogprobs, SequenceOutput, StepPlan
+from naru_worker.core.step_budget import StepPace
 from naru_worker.core.testing import PretendModel, solo_outcome
 
 
@@ -95,11 +96,13 @@ class PretendEngine:
         self.scheduler.add(request)
         return request
 
-    def step(self, between: Callable[[], object] | None = None, *, fails: bool = False) -> StepPlan:
+    def step(
+        self, between: Callable[[], object] | None = None, *, fails: bool = False, pace: StepPace | None = None
+    ) -> StepPlan:
         """Plans, calls `between` while the step is in flight, runs, commits (or fails) and checks."""
         had_work = self.scheduler.has_work
         num_running = self.scheduler.num_running
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(pace)
         self.plans.append(plan)
         assert plan.num_tokens <= self.config.max_num_batched_tokens, "the budget is exceeded"
         assert plan.is_starved <= (self.kv.num_usable_blocks < self.kv.max_usable_blocks), "starved with all memory"

@@ -194,7 +194,7 @@ class BatchEngine:
         self._end(owner, SequenceDelta(request_id, finish_reason=reason, error=error, is_last=True), outbox)
         self._refresh(())
 
-    def step(self, outbox: Outbox, *, is_alone: bool = True) -> None:
+    def step(self, outbox: Outbox, *, is_alone: bool = True, before_long: Callable[[], object] | None = None) -> None:
         """One batch, where one is due. A fault ends requests at most, and is not raised."""
         started_s = self._clock()
         items = self._queue.plan(started_s).items

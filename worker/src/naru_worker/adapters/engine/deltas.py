@@ -41,6 +41,8 @@ class SequenceDelta:
     usage: UsageCounts | None = None
     error: NaruError | None = None
     is_last: bool = False
+    is_first: bool = False
+    """Of its choice."""
     vector: FloatArray | None = None
     """Of the last prompt token, after the final norm, where it was asked for; on the last delta."""
     output: TaskOutput | None = None

@@ -244,7 +244,7 @@ def _options(spec: ModelSpec, config: EncoderConfig, room: EngineRoom) -> Encode
             f"max_model_len is {wished}; this model takes {config.max_tokens} tokens at most", param="max_model_len"
         )
     max_tokens = wished or min(config.max_tokens, room.engine.max_model_len or config.max_tokens)
-    step_tokens = spec.options.max_num_batched_tokens or max(room.engine.max_num_batched_tokens, MAX_STEP_TOKENS)
+    step_tokens = spec.options.max_num_batched_tokens or max(room.engine.step_tokens, MAX_STEP_TOKENS)
     return EncoderOptions(max_tokens, max(max_tokens, step_tokens), room.num_threads)
 
 

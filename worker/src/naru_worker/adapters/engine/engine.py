@@ -37,6 +37,7 @@ from naru_worker.core.memory_wait import MemoryWait
 from naru_worker.core.request import FinishReason, Request, RequestId, Sequence, SequenceState
 from naru_worker.core.scheduler import Scheduler
 from naru_worker.core.step import RowResult, SequenceOutput, StepPlan
+from naru_worker.core.step_budget import StepPace
 from naru_worker.core.step_rates import StepRates
 
 _log = logging.getLogger(__name__)
@@ -167,8 +168,11 @@ class ModelEngine:
         self._memory_wait.hurry()
         self._refresh_stats()
 
-    def step(self, outbox: Outbox, *, is_alone: bool = True) -> None:
-        """One step, which may wait for weights where it is alone. A fault ends its requests, and is not raised."""
+    def step(self, outbox: Outbox, *, is_alone: bool = True, before_long: Callable[[], object] | None = None) -> None:
+        """One step, which may wait for weights where it is alone. A fault ends its requests, and is not raised.
+
+        `before_long` is called before one that does more than decode.
+        """
         started_s = self._clock()
         self._is_put_off = not is_alone and not self._runner.is_ready
         if self._is_put_off:
@@ -181,10 +185,12 @@ class ModelEngine:
         plan = None if built is None else built.plan
         try:
             if plan is None:
-                plan = self._scheduler.plan()
+                plan = self._scheduler.plan(self._pace(is_alone=is_alone))
                 if not plan.is_starved:
                     self._memory_wait.end()
                 built = self._build(plan) if plan.rows else None
+            if before_long is not None and not plan.is_decode:
+                before_long()
             outputs = [] if plan.is_starved else self._scheduler.commit(plan, self._run(built) if built else ())
         except WeightsPending:
             self._held, self._held_until_s = built, started_s + PENDING_RETRY_S
@@ -309,6 +315,7 @@ class ModelEngine:
             self._scheduler.finish_sequence(output.sequence, FinishReason.STOP, num_unseen)
         if delta.token_ids:
             last_s = request_output.last_token_s[delta.index]
+            delta.is_first = not last_s
             if last_s:
                 if not output.sequence.request.beams:  # its answer comes at once, be it in pieces
                     self.stats.itl_s.observe(now_s - last_s)
@@ -328,6 +335,9 @@ class ModelEngine:
 
     def _count_end(self, reason: str) -> None:
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
+
+    def _pace(self, *, is_alone: bool) -> StepPace:
+        return StepPace(self._rates.prefill_tokens_per_s, self._rates.decode_step_s, is_shared=not is_alone)
 
     def _measure(self, plan: StepPlan, step_s: float) -> None:
         num_prefill, num_decodes = 0, len(plan.rows)

@@ -19,6 +19,7 @@ from typing import Protocol
 from naru_proto.errors import NaruError
 from naru_worker.adapters.engine.deltas import Outbox
 from naru_worker.adapters.engine.key_news import KeyNews
+from naru_worker.adapters.engine.output_pace import OutputPace, merged
 from naru_worker.adapters.engine.stats import EngineStats
 from naru_worker.adapters.memory.kv_space import KVReclaimer, KVSpace
 from naru_worker.core.kv_stats import KVStats
@@ -59,8 +60,11 @@ class SteppedEngine(Protocol):
     def cancel(self, request_id: RequestId, error: NaruError | None, outbox: Outbox) -> None:
         """Ends a request, as cancelled or with `error`; an unknown or finished one is ignored."""
 
-    def step(self, outbox: Outbox, *, is_alone: bool = True) -> None:
-        """One step, which may wait for weights where it is alone. A fault ends its requests, and is not raised."""
+    def step(self, outbox: Outbox, *, is_alone: bool = True, before_long: Callable[[], object] | None = None) -> None:
+        """One step, which may wait for weights where it is alone. A fault ends its requests, and is not raised.
+
+        `before_long` is called before a step that may take longer than the last one.
+        """
 
     def rest(self) -> None:
         """Called when nothing is left to do."""
@@ -85,8 +89,12 @@ class EngineLoop:
         publish: Callable[[Outbox], None],
         on_death: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
+        stream_interval_s: float = 0.0,
     ) -> None:
-        """`publish` and `on_death` are called in the engine thread; they hand over to the asyncio thread."""
+        """`publish` and `on_death` are called in the engine thread; they hand over to the asyncio thread.
+
+        `stream_interval_s`: longest time that a token waits for the next one, to leave with it.
+        """
         self._publish = publish
         self._on_death = on_death
         self._clock = clock
@@ -96,6 +104,7 @@ class EngineLoop:
         self._turns = Turns()
         self._reclaimer = KVReclaimer()
         self._outbox: Outbox = []
+        self._pace = OutputPace(stream_interval_s, clock)
         self._stopping = False
         self._step_started_s: float | None = None
         self.is_busy = False
@@ -165,6 +174,7 @@ class EngineLoop:
         if ready:
             self._step(self._choose(ready), is_alone=len(ready) == 1)
         else:
+            self._flush()
             self._wait()
         self._take_commands()
 
@@ -177,12 +187,13 @@ class EngineLoop:
 
     def _step(self, seat: _Seat, *, is_alone: bool) -> None:
         started_s = self._step_started_s = self._clock()
-        seat.engine.step(self._outbox, is_alone=is_alone)
+        seat.engine.step(self._outbox, is_alone=is_alone, before_long=self._flush)
         self._step_started_s = None
         step_s = self._clock() - started_s
         self._turns.charge(seat.engine_id, step_s)
         seat.engine.stats.compute_s += step_s
-        self._flush()
+        if not (is_alone and self._pace.may_wait(self._outbox, step_s)):
+            self._flush()
 
     def _wait(self) -> None:
         """Until a command comes, or the first engine wants to look again."""
@@ -199,16 +210,20 @@ class EngineLoop:
         except queue.Empty:
             return
         command()
+        self._flush()
 
     def _take_commands(self) -> None:
-        while not self._commands.empty():
-            self._commands.get()()
-        self._flush()
+        if not self._commands.empty():
+            while not self._commands.empty():
+                self._commands.get()()
+            self._flush()
 
     def _flush(self) -> None:
         if self._outbox:
-            full, self._outbox = self._outbox, []
+            full = merged(self._outbox)
+            self._outbox.clear()  # the step under way goes on filling it
             self._publish(full)
+            self._pace.sent()
 
     def _add(self, engine: SteppedEngine) -> None:
         self._seats.append(_Seat(self._num_seats, engine))

@@ -68,7 +68,7 @@ def merge_options(settings: EngineSettings, options: LoadOptions) -> EngineOptio
         LoadError: the step has no room for one token of each sequence.
     """
     num_seqs = options.max_num_seqs or settings.max_num_seqs
-    num_tokens = options.max_num_batched_tokens or max(settings.max_num_batched_tokens, num_seqs)
+    num_tokens = options.max_num_batched_tokens or max(settings.step_tokens, num_seqs)
     if num_tokens < num_seqs:
         raise LoadError(
             f"max_num_batched_tokens is {num_tokens}, below max_num_seqs {num_seqs}; raise it",

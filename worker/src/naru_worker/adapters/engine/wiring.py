@@ -101,6 +101,7 @@ def build_engine(room: EngineRoom, parts: ModelParts, runner: Runner) -> LoadedM
         eos_token_ids=tuple(sorted(eos_ids)),
         vocab_size=config.vocab_size,
         max_draft_tokens=size.max_draft_tokens,
+        target_itl_s=room.engine.target_itl_s,
     )
     tokens = TokenTable(parts.tokenizer)
     engine = ModelEngine(
