@@ -14,6 +14,9 @@ PYTEST_ARGS ?=
 
 # Networks that look into TLS put their certificate into the system's store, not into uv's own.
 export UV_SYSTEM_CERTS ?= true
+# Half of a process's start is compiling what it imports, wherever the environment forbids to keep that.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX ?= $(CURDIR)/.cache/bytecode
 export NARU_HTTP_PORT ?= 8080
 export NARU_GRPC_PORT ?= 8081
 

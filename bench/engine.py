@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,15 +18,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from bench import engines, fractions, limits, machine, measure
+from bench import accuracy_store, engines, fractions, limits, machine, measure, winners
 from bench.engine_results import RUNS_FOLDER, collected, print_results, without_requests
-from bench.engine_run import EngineRun, Room, Suite, run_engine, say, step_key
+from bench.engine_run import EngineRun, Room, Suite, run_engine, say, steps_of
 from bench.export_hf import ExportError
 from bench.gguf_models import LARGER, write_random
 from bench.peers import PeerError, peers_folder
 from bench.progress import Progress
+from bench.servers import ServerSpec
 from bench.worker import WorkerError, WorkerFigures, measure_worker
-from bench.workload import CASE_NAMES, FULL, REDUCED, WARMED, CaseName, single_token_words
+from bench.workload import CASE_NAMES, FULL, LONG_CASES, REDUCED, WARMED, CaseName, single_token_words
 
 from naru_worker.native.isa import VARIANTS, detect_isa, runnable
 
@@ -48,10 +48,11 @@ class Plan:
     num_starts: int
     is_quick: bool
     """The first setting of each engine only."""
-    earlier: Mapping[str, Any]
-    """Results of an earlier run; empty: none."""
+    known: winners.Known
+    """What earlier runs found out; this one adds to it."""
+    known_key: str
     reuses_settings: bool
-    """Each case only in the setting that won it then."""
+    """Peers only in the settings that did best then."""
     has_extras: bool
     """Whether the worker alone and accuracy are measured, too."""
     seed: int
@@ -76,17 +77,23 @@ def results_path(isa: str) -> Path:
 def run_all(plan: Plan) -> dict[str, Any]:
     """The whole run, as the content of the results file."""
     here = machine.describe()
-    steps = [step_key(s.name, n, what) for s in plan.suites for n in plan.names for what in ("start", *s.cases)]
-    progress = Progress(
-        [*steps, *(_EXTRAS if plan.has_extras else ())], plan.earlier.get("took_s", {}), time.monotonic, say
-    )
+    extras = _EXTRAS if plan.has_extras else ("limits",)
+    progress = Progress(extras, plan.known.took_s, time.monotonic, say)
     words = single_token_words(engines.vocabulary(plan.suites[0].model_path))
     room = Room(words, plan.seed, plan.keep_logs, progress)
     facts = {suite.name: fractions.facts_of(suite.model_path) for suite in plan.suites}
-    found = _limits(plan, {name: one.weight_bytes for name, one in facts.items()}, here.num_cores, progress)
-    by_suite = _run_suites(plan, here.num_cores, room)
+    with tempfile.TemporaryDirectory(prefix="naru-bench-") as work_folder:
+        servers = [_servers(plan, suite, here.num_cores, Path(work_folder)) for suite in plan.suites]
+        for one in servers:
+            for name, specs in one.specs.items():
+                progress.steps = [*progress.steps, *steps_of(specs, one.suite, _chosen_settings(plan, one, name))]
+        found = _limits(plan, {name: one.weight_bytes for name, one in facts.items()}, here.num_cores, progress)
+        by_suite = {one.suite.name: _run_suite(plan, one, room) for one in servers}
     worker, accuracy = _run_extras(plan, room) if plan.has_extras else (None, None)
     progress.end()
+    if not plan.is_quick:
+        plan.known.took_s.update(progress.took_s)
+        winners.save(peers_folder(), plan.known_key, plan.known)
     return collected(
         plan,
         here,
@@ -110,37 +117,59 @@ def _limits(plan: Plan, sizes: Mapping[str, int], num_cores: int, progress: Prog
     return limits.measure(plan.used_isa, {**sizes, "DRAM": limits.DRAM_BYTES}, num_cores, budget_s)
 
 
-def _run_suites(plan: Plan, num_cores: int, room: Room) -> dict[str, dict[str, EngineRun]]:
-    """Engines by suite. A suite after the first takes, for each case, the setting that won the first one."""
-    found: dict[str, dict[str, EngineRun]] = {}
-    with tempfile.TemporaryDirectory(prefix="naru-bench-") as work_folder:
-        for suite in plan.suites:
-            runs = found[suite.name] = {}
-            logs = plan.keep_logs / suite.name
-            logs.mkdir(parents=True, exist_ok=True)
-            setup = engines.Setup(suite.model_path, num_cores, Path(work_folder), logs, plan.isa)
-            for name in plan.names:
-                first = found[plan.suites[0].name].get(name)
-                chosen = _chosen_settings(plan, suite.name, name, first.best_settings if first else {})
-                try:
-                    specs = engines.SPECS[name](setup)
-                    if plan.is_quick:
-                        specs = tuple({spec.cases: spec for spec in reversed(specs)}.values())
-                    runs[name] = run_engine(specs, suite, chosen, room)
-                except (PeerError, ExportError) as exc:
-                    runs[name] = EngineRun(failure=str(exc))
-                    say(f"{name}: {exc}")
-    return found
+@dataclass(frozen=True, slots=True)
+class _Servers:
+    """What can be started for one suite."""
+
+    suite: Suite
+    specs: Mapping[str, tuple[ServerSpec, ...]]
+    """By engine."""
+    failures: Mapping[str, str]
+    """Why an engine cannot be started at all."""
+    is_first: bool
 
 
-def _chosen_settings(plan: Plan, suite: str, engine: str, in_first: Mapping[str, str]) -> Mapping[str, str]:
-    """By case: the only setting to try. Of an earlier run where it is used, else of this run's first suite."""
-    if plan.reuses_settings:
-        earlier = plan.earlier if suite == plan.suites[0].name else plan.earlier.get(suite, {})
-        settings: Mapping[str, str] = earlier.get("engines", {}).get(engine, {}).get("best_settings", {})
-        if settings:
-            return settings
-    return {} if suite == plan.suites[0].name else in_first
+def _servers(plan: Plan, suite: Suite, num_cores: int, work_folder: Path) -> _Servers:
+    specs: dict[str, tuple[ServerSpec, ...]] = {}
+    failures: dict[str, str] = {}
+    logs, folder = plan.keep_logs / suite.name, work_folder / suite.name
+    logs.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
+    setup = engines.Setup(suite.model_path, num_cores, folder, logs, plan.isa)
+    for name in plan.names:
+        try:
+            specs[name] = engines.SPECS[name](setup)
+        except (PeerError, ExportError) as exc:
+            failures[name] = str(exc)
+            say(f"{name}: {exc}")
+            continue
+        if plan.is_quick:
+            specs[name] = tuple({spec.cases: spec for spec in reversed(specs[name])}.values())
+    return _Servers(suite, specs, failures, suite is plan.suites[0])
+
+
+def _run_suite(plan: Plan, servers: _Servers, room: Room) -> dict[str, EngineRun]:
+    """All engines with one model. What a run in all settings finds out is known from then on."""
+    runs: dict[str, EngineRun] = {}
+    for name in plan.names:
+        if name in servers.failures:
+            runs[name] = EngineRun(failure=servers.failures[name])
+            continue
+        specs = servers.specs[name]
+        chosen = _chosen_settings(plan, servers, name)
+        runs[name] = run_engine(specs, servers.suite, chosen, room)
+        if servers.is_first and len(specs) > 1 and not chosen and not plan.is_quick:
+            tried = runs[name].runs
+            use = winners.fewest([one.figures for one in tried])
+            plan.known.learn(name, specs[0].version, {case: tried[index].settings for case, index in use.items()})
+    return runs
+
+
+def _chosen_settings(plan: Plan, servers: _Servers, engine: str) -> Mapping[str, str]:
+    """By case: the only setting to try; empty: all. Models after the first use what the first one found out."""
+    if servers.is_first and not plan.reuses_settings:
+        return {}
+    return plan.known.settings(engine, servers.specs[engine][0].version)
 
 
 def _run_extras(plan: Plan, room: Room) -> tuple[WorkerFigures | str | None, dict[str, Any] | None]:
@@ -157,14 +186,10 @@ def _run_extras(plan: Plan, room: Room) -> tuple[WorkerFigures | str | None, dic
             say(f"naru: {exc}")
     room.progress.begin("accuracy")
     room.progress.tell("accuracy against float32")
-    with tempfile.TemporaryDirectory(prefix="naru-bench-") as folder:
-        target = Path(folder) / "accuracy.json"
-        argv = [sys.executable, "-m", "bench.accuracy", "--weights", "q4_1", "--isa", plan.used_isa]
-        argv += ["--kv", "served", "--windows", "2", "--output", str(target)]
-        argv += ["--llama-isa", plan.isa] if plan.isa else []
-        argv += [] if "llamacpp" in plan.names else ["--no-llama"]
-        done = subprocess.run(argv, check=False, cwd=_FOLDER.parent)
-        return worker, json.loads(target.read_text()) if done.returncode == 0 else None
+    argv = ["--weights", "q4_1", "--kv", "served", "--windows", "2"]
+    argv += ["--llama-isa", plan.isa] if plan.isa else []
+    argv += [] if "llamacpp" in plan.names else ["--no-llama"]
+    return worker, accuracy_store.measured(plan.used_isa, argv)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -178,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
         "--settings",
         choices=("auto", "best", "all"),
         default="auto",
-        help="peers in all settings, or in the one that won each case in the last whole run (auto: if there is one)",
+        help="peers in all settings, or in those that did best in an earlier run here (auto: if there was one)",
     )
     parser.add_argument("--isa", choices=[name for name in VARIANTS if name != "plain"], help="all engines keep to it")
     parser.add_argument("--seed", type=int, default=1, help="of the prompts (1)")
@@ -200,17 +225,21 @@ def _plan(argv: Sequence[str]) -> Plan:
     if isa and not runnable(isa):
         parser.error(f"--isa is {isa!r}, but this machine cannot run it")
     is_whole = not (given.quick or given.only or given.cases) and "small" in models
-    earlier = _earlier(results_path(isa))
-    if given.settings == "best" and not earlier:
-        parser.error(f"--settings is best, but {results_path(isa)} does not exist: run once without it")
+    model = engines.find_model(given.model)
+    here = machine.describe()
+    known_key = winners.key_of(here.cpu_model, here.num_cores, isa, model.name)
+    known = winners.load(peers_folder(), known_key)
+    if given.settings == "best" and not known.engines:
+        parser.error("--settings is best, but no run on this machine has tried them all: run once without it")
     repeats = given.repeats or (1 if given.quick else 0)
     return Plan(
-        suites=_suites(engines.find_model(given.model), models, cases, repeats),
+        suites=_suites(model, models, cases, bool(given.cases), repeats),
         names=names,
         num_starts=2 if given.quick else 5,
         is_quick=given.quick,
-        earlier=earlier,
-        reuses_settings=given.settings != "all" and bool(earlier),
+        known=known,
+        known_key=known_key,
+        reuses_settings=given.settings != "all",
         has_extras=not given.only and not given.cases,
         seed=given.seed,
         isa=isa,
@@ -220,27 +249,24 @@ def _plan(argv: Sequence[str]) -> Plan:
     )
 
 
-def _suites(model: Path, models: Sequence[str], cases: tuple[CaseName, ...], repeats: int) -> tuple[Suite, ...]:
-    """The default model, and the larger one, which is written when it is not there yet."""
+def _suites(
+    model: Path, models: Sequence[str], cases: tuple[CaseName, ...], are_given: bool, repeats: int
+) -> tuple[Suite, ...]:
+    """The default model, and the larger one, which is written when it is not there yet.
+
+    The larger one has no long cases but where they are asked for: llama.cpp takes minutes for such a prompt.
+    """
     suites = []
     if "small" in models:
-        suites.append(Suite("small", model, FULL, measure.Repeats(repeats or 5, 15.0), cases, WARMED))
+        suites.append(Suite("small", model, FULL, measure.Repeats(repeats or 5, 10.0), cases, WARMED))
     if "larger" in models:
         target = peers_folder() / "models" / f"{LARGER.name}.gguf"
         if not target.is_file():
             say(f"writing {target}")
         write_random(LARGER, model, target)
-        suites.append(Suite("larger", target, REDUCED, measure.Repeats(repeats or 2, 8.0), cases, ("single",)))
+        some = cases if are_given else tuple(case for case in cases if case not in LONG_CASES)
+        suites.append(Suite("larger", target, REDUCED, measure.Repeats(repeats or 2, 6.0), some, ("single",)))
     return tuple(suites)
-
-
-def _earlier(path: Path) -> Mapping[str, Any]:
-    """Results of the last whole run; empty where there are none."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found
 
 
 def _chosen(parser: argparse.ArgumentParser, flag: str, text: str, known: Sequence[Name]) -> tuple[Name, ...]:

@@ -86,9 +86,21 @@ def still_known(chosen: Mapping[str, str], specs: Sequence[ServerSpec]) -> dict[
     return {case: settings for case, settings in chosen.items() if settings in known}
 
 
-def step_key(suite: str, engine: str, what: str) -> str:
+def step_key(suite: str, engine: str, settings: str, what: str) -> str:
     """The name of a step for `Progress`."""
-    return f"{suite}/{engine}/{what}"
+    return f"{suite}/{engine}/{settings}/{what}"
+
+
+def steps_of(specs: Sequence[ServerSpec], suite: Suite, chosen: Mapping[str, str]) -> list[str]:
+    """All steps of `run_engine` with the same arguments."""
+    chosen = still_known(chosen, specs)
+    planned = [(spec, cases_for(spec, suite.cases, chosen)) for spec in specs]
+    return [
+        step_key(suite.name, spec.name, spec.settings, what)
+        for spec, cases in planned
+        if cases
+        for what in ("start", *cases)
+    ]
 
 
 def run_engine(specs: Sequence[ServerSpec], suite: Suite, chosen: Mapping[str, str], room: Room) -> EngineRun:
@@ -113,14 +125,14 @@ def run_setting(spec: ServerSpec, name: str, cases: Sequence[CaseName], suite: S
     run = SettingRun(settings=spec.settings, version=spec.version)
     progress = room.progress
     try:
-        progress.begin(step_key(suite.name, spec.name, "start"))
+        progress.begin(step_key(suite.name, spec.name, spec.settings, "start"))
         progress.tell(f"{suite.name}, {spec.name}: starting ({spec.settings})")
         with Server(spec, room.log_folder / f"{name}.log") as server:
             measure.wait_until_serving(server, SERVING_TIMEOUT_S)
             server.check_library()
             run.start_s = server.start_s
             for case in cases:
-                progress.begin(step_key(suite.name, spec.name, case))
+                progress.begin(step_key(suite.name, spec.name, spec.settings, case))
                 measurements = measure.run_case(
                     server,
                     case,

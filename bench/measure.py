@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import slots
 from bench.servers import POLL_S, Server
 from bench.stream import Timing
 from bench.workload import WARM, Ask, Batch, CaseName, Scale, batches
@@ -99,10 +100,27 @@ def run_case(
     started_s = time.monotonic()
     while not repeats.are_enough(walls_s, time.monotonic() - started_s):
         progress(f"{server.spec.name}: {case}, round {len(walls_s) + 1} of at most {repeats.most}")
-        rounds = [run_batch(server, batch, len(walls_s)) for batch in batches(case, words, seed, len(walls_s), scale)]
+        rounds = [
+            run_batch(server, batch, len(walls_s)) if batch.measured else prepare(server, batch, len(walls_s))
+            for batch in batches(case, words, seed, len(walls_s), scale)
+        ]
         walls_s.append(sum(one.wall_s for one in rounds if one.measured))
         results += rounds
     return results
+
+
+def prepare(server: Server, batch: Batch, repeat: int) -> Measurement:
+    """Sends an unmeasured batch; where the server keeps its slot's state, it is brought back before, or kept after.
+
+    Raises:
+        MeasureError: as `run_case`.
+    """
+    text = batch.asks[0].prompt
+    is_there = slots.restored(server.spec, text)
+    done = run_batch(server, batch, repeat)
+    if not is_there:
+        slots.keep(server.spec, text)
+    return done
 
 
 def run_batch(server: Server, batch: Batch, repeat: int) -> Measurement:

@@ -118,12 +118,12 @@ def best_of(settings: Sequence[EngineFigures]) -> tuple[dict[str, Figures], dict
     chosen: dict[str, int] = {}
     for index, cases in enumerate(settings):
         for case, values in cases.items():
-            if case not in figures or _merit(case, values) > _merit(case, figures[case]):
+            if case not in figures or merit(case, values) > merit(case, figures[case]):
                 figures[case], chosen[case] = values, index
     return figures, chosen
 
 
-def _merit(case: str, values: Figures) -> float:
+def merit(case: str, values: Figures) -> float:
     """More is better: a case's rate, or for ``mixed`` less of its streams' longest gaps."""
     return values[RATE_OF_CASE[case]] if case in RATE_OF_CASE else -values.get("itl_p99_ms", math.inf)
 

@@ -52,6 +52,8 @@ class ServerSpec:
     """Those it is for; empty: all."""
     library: str = ""
     """Part of the name of a library that one of its processes must have loaded: the kernels it was restricted to."""
+    slots_folder: Path | None = None
+    """Where a llama-server with one slot keeps what a prompt left in it."""
 
 
 class Server:

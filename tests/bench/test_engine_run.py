@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from bench.engine_run import cases_for, still_known
+from bench.engine_run import Suite, cases_for, steps_of, still_known
 from bench.limits import INSTRUCTIONS, usable
 from bench.measure import Repeats
 from bench.servers import ServerSpec
-from bench.workload import CASE_NAMES, LONG_CASES
+from bench.workload import CASE_NAMES, FULL, LONG_CASES
 
 from naru_worker.native.isa import VARIANTS
 
@@ -28,6 +30,15 @@ def test_a_setting_runs_the_cases_it_is_for_unless_another_one_won_them_before()
 def test_a_setting_that_is_gone_leaves_its_cases_to_all_others() -> None:
     specs = (spec("a"), spec("b"))
     assert still_known({"single": "a", "conc16": "as it was", "mixed": "b"}, specs) == {"single": "a", "mixed": "b"}
+
+
+def test_the_steps_of_an_engine_are_those_of_the_settings_it_will_be_started_with() -> None:
+    suite = Suite("small", Path("m.gguf"), FULL, Repeats(1, 1.0), ("single", "mixed"), ())
+    assert steps_of((spec("a"), spec("b")), suite, {"single": "b"}) == [
+        *("small/peer/a/start", "small/peer/a/mixed"),
+        *("small/peer/b/start", "small/peer/b/single", "small/peer/b/mixed"),
+    ]
+    assert steps_of((spec("a"), spec("b")), suite, {"single": "b", "mixed": "b"})[0] == "small/peer/b/start"
 
 
 @pytest.mark.parametrize(

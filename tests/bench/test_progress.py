@@ -26,3 +26,12 @@ def test_a_step_done_twice_counts_both_times() -> None:
         now[0] += 3.0
         progress.end()
     assert progress.took_s == {"a": 6.0}
+
+
+def test_a_step_that_never_ran_takes_as_long_as_it_did_in_other_settings_of_that_engine() -> None:
+    earlier_s = {"small/peer/a/start": 40.0, "small/peer/b/start": 60.0, "larger/peer/a/start": 7.0, "limits": 9.0}
+    progress = Progress((), earlier_s, lambda: 0.0, lambda text: None)
+    assert progress.expected_s("small/peer/b/start") == 60.0
+    assert progress.expected_s("small/peer/c/start") == 50.0
+    assert progress.expected_s("small/other/c/start") == UNKNOWN_S
+    assert (progress.expected_s("limits"), progress.expected_s("accuracy")) == (9.0, UNKNOWN_S)
