@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ async def _check_characters(worker: WorkerProcess) -> None:
     assert text(deltas) == ODD_TEXT
     assert len(ids(deltas)) > len(ODD_TEXT), "characters are split over tokens"
     assert all(BROKEN not in delta.text for delta in deltas)
-    for max_tokens in range(1, len(ids(deltas))):
-        cut = await generate(worker, ask(f"cut{max_tokens}", "Say: ", **{**forced, "max_tokens": max_tokens}))
+    asks = [ask(f"cut{n}", "Say: ", **{**forced, "max_tokens": n}) for n in range(1, len(ids(deltas)))]
+    for cut in await asyncio.gather(*(generate(worker, one) for one in asks)):
         told = text(cut)
         assert ODD_TEXT.startswith(told.removesuffix(BROKEN)), told
         assert told.count(BROKEN) <= 1
