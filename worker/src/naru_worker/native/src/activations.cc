@@ -1,13 +1,12 @@
 #include "activations.h"
 
 namespace naru {
+namespace {
 
-void quantize_row(const float* x, int width, int row, int8_t* q, GroupMeta* meta) {
-  const size_t tile = static_cast<size_t>(row / kTileRows) * (width / kGroup) * kTileRows;
-  q += (tile + row % kTileRows) * kGroup;
-  meta += tile + row % kTileRows;
+// To the first group's bytes and meta; the next ones are kTileRows further on.
+void quantize_groups(const float* x, int groups, int8_t* q, GroupMeta* meta) {
   const vf magic = vset(12582912.f);  // 1.5 * 2^23: rounds to nearest even
-  for (int g = 0; g < width / kGroup; ++g) {
+  for (int g = 0; g < groups; ++g) {
     const V16 a = load16(x + g * kGroup), b = load16(x + g * kGroup + 16);
     const float top = hmax16(max16(abs16(a), abs16(b)));
     const float scale = top / 127.f;
@@ -32,9 +31,9 @@ void quantize_row(const float* x, int width, int row, int8_t* q, GroupMeta* meta
   }
 }
 
-void put_tile_row(const float* x, int width, int row, bf16* h) {
-  h += static_cast<size_t>(row / 16) * width * 16 + row % 16 * 32;
-  for (int c = 0; c < width; c += 32, h += 512) {
+// To the first group's place in its tile.
+void round_groups(const float* x, int count, bf16* h) {
+  for (int c = 0; c < count; c += 32, h += 512) {
 #if defined(__AVX512BF16__)
     const __m512bh both = _mm512_cvtne2ps_pbh((__m512)load16(x + c + 16).v[0], (__m512)load16(x + c).v[0]);
     _mm512_store_si512(h, (__m512i)both);
@@ -45,14 +44,28 @@ void put_tile_row(const float* x, int width, int row, bf16* h) {
   }
 }
 
-void emit_row(const Activations& a, int row, const float* x, int tile_row) {
-  const size_t r = static_cast<size_t>(row);
-  if (a.wants_f && a.f + r * a.ld != x) memcpy(a.f + r * a.ld, x, static_cast<size_t>(a.width) * 4);
+// Of a row and group among the groups of tiles of 16 rows.
+size_t place_of(int width, int row, int group) {
+  return (static_cast<size_t>(row / kTileRows) * (width / kGroup) + group) * kTileRows + row % kTileRows;
+}
+
+}  // namespace
+
+void put_tile_row(const float* x, int width, int row, bf16* h) {
+  round_groups(x, width, h + place_of(width, row, 0) * kGroup);
+}
+
+void emit_part(const Activations& a, int row, int column, int count, const float* x, int tile_row) {
+  float* f = a.f + static_cast<size_t>(row) * a.ld + column;
+  if (a.wants_f && f != x) memcpy(f, x, static_cast<size_t>(count) * sizeof(float));
   if (!a.wants_q) return;
-  if (tile_row >= 0)
-    put_tile_row(x, a.width, tile_row, a.h);
-  else
-    quantize_row(x, a.width, row, a.q, a.meta);
+  if (tile_row >= 0) return round_groups(x, count, a.h + place_of(a.width, tile_row, column / kGroup) * kGroup);
+  const size_t place = place_of(a.width, row, column / kGroup);
+  quantize_groups(x, count / kGroup, a.q + place * kGroup, a.meta + place);
+}
+
+void emit_row(const Activations& a, int row, const float* x, int tile_row) {
+  emit_part(a, row, 0, a.width, x, tile_row);
 }
 
 }  // namespace naru

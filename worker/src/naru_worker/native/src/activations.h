@@ -29,14 +29,14 @@ struct Activations {
 
 constexpr int kTileRows = 16;
 
-// Quantizes row `row` into the tiles at q and meta; width is a multiple of 32.
-void quantize_row(const float* x, int width, int row, int8_t* q, GroupMeta* meta);
-
-// Rounds row `row` to bf16 and puts it into the tiles at h.
+// Rounds row `row` to bf16 and puts it into the tiles at h; width is a multiple of 32.
 void put_tile_row(const float* x, int width, int row, bf16* h);
 
 // The forms that row `row` needs, from floats. tile_row >= 0: the quantized form is bf16, as that row of the tiles at h.
 constexpr int kNoTileRow = -1;
 void emit_row(const Activations& a, int row, const float* x, int tile_row);
+
+// The same for `count` of its columns from `column` on, whole groups.
+void emit_part(const Activations& a, int row, int column, int count, const float* x, int tile_row);
 
 }  // namespace naru

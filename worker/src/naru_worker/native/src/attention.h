@@ -44,7 +44,19 @@ struct Attention {
   size_t ldo;
   float* partials;            // [slot][range_rows_floats(group, padded_dim)]
   std::atomic<int>* pending;  // at the first slot of a token and kv head: how many of its ranges are done
+  // Not null: results go here, in the forms that are wanted, instead of to `out`. Heads are whole groups then.
+  const Activations* to = nullptr;
+  int first_tile_row = 0;  // of `to`: rows from here on become tiles
 };
+
+// A query head's result for row `token`.
+inline void put_head(const Attention& job, int token, int head, const float* x) {
+  const int dim = job.kv->head_dim;
+  if (job.to == nullptr)
+    memcpy(job.out + static_cast<size_t>(token) * job.ldo + static_cast<size_t>(head) * dim, x, dim * sizeof(float));
+  else
+    emit_part(*job.to, token, head * dim, dim, x, token < job.first_tile_row ? kNoTileRow : token - job.first_tile_row);
+}
 
 // Inside a pool job, by all members; no barrier. `scratch` is the member's own, attention_scratch_floats() long.
 void attention(const Attention& job, const AttentionPlan& plan, Pool* pool, int member, float* scratch);

@@ -39,10 +39,13 @@ NARU_API int32_t naru_attend_prompt(naru::Model* m, const float* q, int32_t num_
       (naru::attention_scratch_floats(spec.num_heads / spec.num_kv_heads, kv.padded_dim) + 15) / 16 * 16;
   naru::Arena arena;
   if (!arena.reserve(pool.size() * stride * sizeof(float) + 64)) return -1;
-  const int tile = naru::prompt_item_tokens(num_tokens, spec.num_heads, spec.num_kv_heads, kv.padded_dim, pool.size());
   std::vector<naru::AttentionItem> items;
-  for (int t = (num_tokens - 1) / tile * tile; t >= 0; t -= tile)
-    items.push_back({t, std::min(tile, num_tokens - t), position + t, blocks, false, 0, 1, 0});
+  for (int t = num_tokens; t > 0;) {
+    const int tile = std::min(
+        t, naru::prompt_item_tokens(t, spec.num_heads, spec.num_kv_heads, kv.padded_dim, pool.size()));
+    t -= tile;
+    items.push_back({t, tile, position + t, blocks, false, 0, 1, 0});
+  }
   const size_t ld = static_cast<size_t>(spec.num_heads) * spec.head_dim;
   PromptCall call{{q, ld, spec.num_heads, &kv, 0, scale, window, out, ld, nullptr, nullptr},
                   {items.data(), static_cast<int>(items.size())},

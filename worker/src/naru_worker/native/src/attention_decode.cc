@@ -80,14 +80,14 @@ void run_range(const Attention& job, const AttentionItem& item, int head, int ra
     range_of_floats(part, s.q, s.scores, result);
 }
 
-void put_rows(const Attention& job, const AttentionItem& item, int head, int rows, const float* result) {
-  const int padded = job.kv->padded_dim, dim = job.kv->head_dim;
-  float* out = job.out + static_cast<size_t>(item.token) * job.ldo + static_cast<size_t>(head) * rows * dim;
-  for (int r = 0; r < rows; ++r, result += range_row_floats(padded), out += dim) {
+void put_rows(const Attention& job, const AttentionItem& item, int head, int rows, float* result) {
+  const int padded = job.kv->padded_dim;
+  for (int r = 0; r < rows; ++r, result += range_row_floats(padded)) {
     // The sum is 0 only when every score was NaN or -inf: the row is then zero instead of NaN.
     const float sum = result[padded + 1];
     const V16 inverse = set16(sum > 0.f ? 1.f / sum : 0.f);
-    for (int d = 0; d < dim; d += 16) store16n(out + d, load16(result + d) * inverse, dim - d);
+    for (int d = 0; d < padded; d += 16) store16(result + d, load16(result + d) * inverse);
+    put_head(job, item.token, head * rows + r, result);
   }
 }
 

@@ -8,7 +8,8 @@ namespace naru {
 namespace {
 
 constexpr int kItemFloats = 49152;  // of sums of values, an item's largest part of the second cache
-constexpr int kItemsPerMember = 3;
+constexpr int kItemsPerMember = 3;  // of what is left
+constexpr int kLeastItemTokens = 64;
 
 // Weights far below a row's best are 0, not denormal: those take a hundred times as long. Not for longer than an item: what
 // else the member computes must not depend on it.
@@ -31,7 +32,7 @@ int prompt_item_tokens(int num_tokens, int num_heads, int num_kv_heads, int padd
   const int group = num_heads / num_kv_heads;
   const int most = std::max(1, max_rows(group, padded_dim) / group);
   const int items = std::max(1, kItemsPerMember * num_members / num_kv_heads);
-  return std::min(most, round_up((num_tokens + items - 1) / items, kBlockRows));
+  return std::min(most, std::max(kLeastItemTokens, round_up((num_tokens + items - 1) / items, kBlockRows)));
 }
 
 size_t prompt_scratch_floats(int group, int padded_dim) {

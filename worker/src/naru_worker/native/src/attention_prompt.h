@@ -5,8 +5,9 @@
 
 namespace naru {
 
-// Query tokens of one item, when a step has `num_tokens` prompt tokens: few enough that all members find work, and enough
-// that unpacking the cache costs little.
+// Query tokens of the next item, when `num_tokens` prompt tokens of a step are left: enough that unpacking the cache costs
+// little, few enough that all members find work, and fewer towards the end, so that they are done together: who waits long
+// falls asleep, and waking takes long, too.
 int prompt_item_tokens(int num_tokens, int num_heads, int num_kv_heads, int padded_dim, int num_members);
 
 size_t prompt_scratch_floats(int group, int padded_dim);

@@ -135,16 +135,16 @@ struct PromptRows {
     for (int i = 0; i < kBlockRows * 16; i += 16) store16(to + i, load16(next + i));
   }
 
-  void put(const Attention& job, const AttentionItem& item, int head) const {
+  void put(const Attention& job, const AttentionItem& item, int head) {
     const int group = job.num_heads / job.kv->num_heads;
     for (int i = 0, r = 0; i < item.num_tokens; ++i) {
-      float* out = job.out + static_cast<size_t>(item.token + i) * job.ldo + static_cast<size_t>(head) * group * dim;
-      for (int g = 0; g < group; ++g, ++r, out += dim) {
+      for (int g = 0; g < group; ++g, ++r) {
         const float sum = hsum16(load16(sums + r * 16));
         // sum is 0 only when every score was NaN or -inf: the row is then zero instead of NaN.
         const V16 inverse = set16(sum > 0.f ? 1.f / sum : 0.f);
-        const float* a = acc + static_cast<size_t>(r) * padded;
-        for (int d = 0; d < dim; d += 16) store16n(out + d, load16(a + d) * inverse, dim - d);
+        float* a = acc + static_cast<size_t>(r) * padded;
+        for (int d = 0; d < padded; d += 16) store16(a + d, load16(a + d) * inverse);
+        put_head(job, item.token + i, head * group + g, a);
       }
     }
   }

@@ -206,10 +206,11 @@ void Model::execute(size_t index, int member, int first, int rows) {
       });
       break;
     case kAttention: {
-      const Attention job{src->f, src->ld, spec_.num_heads, &kv_, op.layer, op.value, op.window,
-                          dst->f, dst->ld, layout_.partials, layout_.pending};
+      const bool whole_groups = dst->wants_q && spec_.head_dim % kGroup == 0;
+      const Attention job{src->f, src->ld, spec_.num_heads, &kv_, op.layer, op.value, op.window, dst->f, dst->ld,
+                          layout_.partials, layout_.pending, whole_groups ? dst : nullptr, generated};
       attention(job, AttentionPlan{layout_.items, num_items_.load(std::memory_order_acquire)}, &pool_, member, scratch);
-      if (!dst->wants_q) break;
+      if (!dst->wants_q || whole_groups) break;
       pool_.barrier(member);
       each_row(rows, [&](int r) { emit_row(*dst, r, dst->f + static_cast<size_t>(r) * dst->ld, tile_row(r)); });
       break;
@@ -248,7 +249,7 @@ void Model::copy_blocks(int member) {
 // when few sequences run, those into their KV ranges.
 void Model::plan_attention(int first, int count) {
   const int prompts = std::max(0, first + count - std::max(first, in_.num_generated_tokens));
-  const int tile = prompt_item_tokens(prompts, spec_.num_heads, spec_.num_kv_heads, kv_.padded_dim, pool_.size());
+  int left = prompts;
   const int* starts = in_.query_start;
   int seq = 0;
   while (starts[seq + 1] <= first) ++seq;
@@ -271,9 +272,13 @@ void Model::plan_attention(int first, int count) {
       continue;
     }
     // Late tiles see more tokens and take longest: first, so that the members end together.
-    for (int t = begin + (end - 1 - begin) / tile * tile; t >= begin; t -= tile)
-      layout_.items[num_items++] =
-          AttentionItem{t - first, std::min(tile, end - t), base + t - starts[s], blocks, false, 0, 1, 0};
+    for (int t = end; t > begin;) {
+      const int tile = std::min(t - begin, prompt_item_tokens(left, spec_.num_heads, spec_.num_kv_heads, kv_.padded_dim,
+                                                              pool_.size()));
+      t -= tile;
+      left -= tile;
+      layout_.items[num_items++] = AttentionItem{t - first, tile, base + t - starts[s], blocks, false, 0, 1, 0};
+    }
   }
   num_items_.store(num_items, std::memory_order_release);
   // Whatever another model left there.
