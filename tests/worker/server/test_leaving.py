@@ -173,7 +173,10 @@ async def test_the_lease_tells_bytes_and_use_and_subscribers_hear_nothing_of_the
         keeper = worker.app.lease
         assert keeper is not None
         # The lease can be read a moment before its keeper knows that it was written.
-        await eventually(lambda: '"state":"ready"' in (keeper._told or ""), "no lease with a ready model was written")
+        await eventually(
+            lambda: keeper._told is not None and any(each.state == "ready" for each in keeper._told.models.values()),
+            "no lease with a ready model was written",
+        )
         told = keeper._told
         await worker.generate(ask("r"))
         before = lease(redis_server)

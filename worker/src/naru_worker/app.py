@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from naru_proto.beats import until_beat_s
 from naru_proto.errors import InternalError, NaruError, Unavailable
 from naru_proto.v1 import worker_pb2_grpc
 from naru_worker.adapters import cores, machine
@@ -274,7 +275,7 @@ class WorkerApp:
         """A step that hangs in native code raises nothing: it is seen by its length."""
         limit_s = self._settings.engine.step_timeout_s
         while True:
-            await asyncio.sleep(min(WATCH_INTERVAL_S, limit_s / 2))
+            await asyncio.sleep(until_beat_s(self._aio.time(), min(WATCH_INTERVAL_S, limit_s / 2)))
             if self.loop.stuck_for_s() > limit_s:
                 self._die(f"a step of the engine has taken more than {limit_s:g} s")
                 return

@@ -35,6 +35,7 @@ class Announcement:
         """``address``: where routers reach the worker. `on_registered`: the first lease is written."""
         self._settings, self._identity, self._hub = settings, identity, hub
         self._address = in_brackets(address)
+        self._node = settings.node or socket.gethostname()
         # Fixed, so that one moment is always told as the same second.
         self._unix_offset_s = time.time() - time.monotonic()
         self._near = NearModels(hub)
@@ -42,7 +43,7 @@ class Announcement:
         self.is_leaving = False
         """Asked to end, and serving until its models are elsewhere."""
         self.lease = LeaseKeeper(settings, self._record, self._infos, hub.changes, on_registered, self._near_writer)
-        hub.on_change = self._on_change
+        hub.listeners.append(self._on_change)
 
     def work(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """To be run, each as a task of its own, until the end."""
@@ -58,11 +59,11 @@ class Announcement:
             describe.worker_record(self._identity, self._hub, self._address, self._unix_offset_s),
             pool=settings.pool,
             leaving=self.is_leaving,
-            node=settings.node or socket.gethostname(),
+            node=self._node,
             domains=dict(entry.split("=", 1) for entry in settings.domains),
             num_accelerators=settings.num_accelerators,
             known_version=self._near_writer.version,
         )
 
-    def _infos(self) -> list[ModelInfoRecord]:
-        return [model.facts.info for model in self._hub.models()]
+    def _infos(self) -> dict[str, ModelInfoRecord]:
+        return {model.facts.info_digest: model.facts.info for model in self._hub.models()}

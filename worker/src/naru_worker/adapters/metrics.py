@@ -7,6 +7,8 @@ that no request can make a series. Nothing is pushed: an idle engine reads zero 
 from __future__ import annotations
 
 import asyncio
+import selectors
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -167,7 +169,9 @@ class MetricsServer:
 
         self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="metrics", daemon=True)
+        self._server.timeout = 0
+        self._stop, self._stopped = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
 
     @property
     def port(self) -> int:
@@ -180,9 +184,18 @@ class MetricsServer:
 
     def stop(self) -> None:
         """Ends; waits for the thread."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._stop.close()
         self._thread.join()
+        self._stopped.close()
+        self._server.server_close()
+
+    def _serve(self) -> None:
+        """Sleeps until a scrape comes or the end: the library's own loop looks several times a second."""
+        with selectors.DefaultSelector() as selector:
+            for source in (self._server, self._stopped):
+                selector.register(source, selectors.EVENT_READ)
+            while all(key.fileobj is self._server for key, _ in selector.select()):
+                self._server.handle_request()
 
 
 def ask_loop(loop: asyncio.AbstractEventLoop, ask: Callable[[], Any]) -> Callable[[], Any]:

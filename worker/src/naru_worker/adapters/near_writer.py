@@ -1,6 +1,6 @@
 """Writes to the route map what placement goes by: what this worker has near, and what its models take.
 
-Called by the lease keeper before each lease. Written when it has changed, or when Redis has lost it.
+Called by the lease keeper, before the lease where there is news. Written when it has changed, or Redis has lost it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,26 @@ class NearWriter:
         """Of what stands in the route map: a lease that names it must not promise more."""
         return self._version or 0
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is more to write than that it lasts; a lease that names it must wait for it."""
+        return self._near.version != self._version or bool(self._news())
+
+    def renew(self, pipe: Any) -> None:
+        """Adds to a pipeline what lets it last."""
+        if self._near.records:
+            pipe.pexpire(self._key, TTL_MS)
+
+    def forget(self) -> None:
+        """Redis has lost it: all of it is news."""
+        self._version, self._told = None, {}
+
     async def write(self, client: Any) -> None:
         """Writes what is news, before a lease. Raises what the client raises."""
         if self._version is not None and not await client.exists(self._lease_key):
-            # The last lease is gone, so that Redis was emptied or away for long: all of it is news.
-            self._version, self._told = None, {}
-        version, known = self._near.version, self._near.records
-        news = {name: each for name, each in self._near.footprints().items() if self._told.get(name) != each}
+            # The last lease is gone, so that Redis was emptied or away for long.
+            self.forget()
+        version, known, news = self._near.version, self._near.records, self._news()
         pipe = client.pipeline(transaction=True)
         if version != self._version:
             pipe.delete(self._key)
@@ -50,6 +63,9 @@ class NearWriter:
             await pipe.execute()
         self._version = version
         self._told |= news
+
+    def _news(self) -> dict[str, FootprintRecord]:
+        return {name: each for name, each in self._near.footprints().items() if self._told.get(name) != each}
 
     def erase(self, pipe: Any) -> None:
         """Adds to a pipeline what takes this worker's entry away; footprints stay, they are true elsewhere too."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from naru_proto import names
+from naru_proto.beats import until_beat_s
 from naru_proto.errors import InternalError
 from naru_proto.registry import ModelInfoRecord, WorkerRecord
 from naru_worker.adapters.engine.changes import ChangeLog
@@ -42,12 +43,12 @@ class LeaseKeeper:
         self,
         settings: RegistrySettings,
         record: Callable[[], WorkerRecord],
-        infos: Callable[[], list[ModelInfoRecord]],
+        infos: Callable[[], dict[str, ModelInfoRecord]],
         changes: ChangeLog,
         on_registered: Callable[[], None] = lambda: None,
         near: NearWriter | None = None,
     ) -> None:
-        """`changes` is emptied as they are told. `on_registered`: the first lease is written."""
+        """`infos`: by digest. `changes` is emptied as they are told. `on_registered`: the first lease is written."""
         self._near = near
         self._changes = changes
         self._on_registered = on_registered
@@ -60,8 +61,10 @@ class LeaseKeeper:
         self._failures: tuple[type[Exception], ...] = (OSError, TimeoutError)
         self._written: set[str] = set()
         """Digests of infos written on this connection and not lost since."""
-        self._told: str | None = None
+        self._told: WorkerRecord | None = None
         """The entry as subscribers last heard of it, load left out."""
+        self._last: tuple[WorkerRecord, str] | None = None
+        """The entry that was written last, and its text."""
         self._num_failures = 0
         self._limit_s = max(0.2, min(1.0, settings.lease_ttl_s / 3))
         """Longest time for one exchange with Redis."""
@@ -77,15 +80,19 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         """Keeps the lease until cancelled, and then deletes it."""
+        loop = asyncio.get_running_loop()
         try:
             await self._connect()
             while True:
                 self._poked.clear()
                 await self._try_write()
-                await asyncio.sleep(MIN_INTERVAL_S)
+                wrote_s = loop.time()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._pause_s()):
+                    async with asyncio.timeout(self._pause_s(wrote_s)):
                         await self._wait()
+                too_soon_s = wrote_s + MIN_INTERVAL_S - loop.time()
+                if too_soon_s > 0:
+                    await asyncio.sleep(too_soon_s)
         finally:
             await self._leave()
 
@@ -95,11 +102,11 @@ class LeaseKeeper:
             await asyncio.Event().wait()
         await self._poked.wait()
 
-    def _pause_s(self) -> float:
-        """Seconds to the next write: a third of the lease, doubled with each failure after the first."""
+    def _pause_s(self, now_s: float) -> float:
+        """Seconds to the next write: about a third of the lease, doubled with each failure after the first."""
         interval_s = self._settings.lease_ttl_s / 3
         doublings = min(max(0, self._num_failures - 1), 8)
-        return min(interval_s * 2.0**doublings, max(MAX_PAUSE_S, interval_s))
+        return min(until_beat_s(now_s, interval_s) * 2.0**doublings, max(MAX_PAUSE_S, interval_s))
 
     async def _connect(self) -> None:
         """Imports the client late and in a thread: it takes a third of a second, and the server is up already."""
@@ -136,26 +143,43 @@ class LeaseKeeper:
             self._on_registered()
 
     async def _write(self) -> None:
-        if self._near is not None:
-            await self._near.write(self._client)
+        if not await self._write_lease(is_there=True):
+            await self._write_lease(is_there=False)
+
+    async def _write_lease(self, *, is_there: bool) -> bool:
+        """Writes what is news, and the lease behind it. False: Redis has lost the last one, that `is_there`, and more."""
+        near, infos = self._near, self._infos()
+        missing = {digest: info for digest, info in infos.items() if digest not in self._written}
+        is_there = is_there and self._last is not None and not missing and not (near is not None and near.has_news)
+        if near is not None and not is_there:
+            await near.write(self._client)
         record = self._record()
-        infos = {info.digest(): info for info in self._infos()}
-        told = _news(record).to_json()
-        await self._write_infos({d: i for d, i in infos.items() if d not in self._written})
+        text = self._last[1] if self._last is not None and record == self._last[0] else record.to_json()
+        news = _news(record)
+        await self._write_infos(missing)
         pipe = self._client.pipeline(transaction=False)
-        pipe.set(names.key_worker(record.worker_id), record.to_json(), px=int(self._settings.lease_ttl_s * 1000))
+        ttl_ms = int(self._settings.lease_ttl_s * 1000)
+        # One exchange where nothing has to stand before the lease, as long as the last one stands.
+        pipe.set(names.key_worker(record.worker_id), text, px=ttl_ms, xx=is_there)
         pipe.sadd(names.KEY_WORKERS, record.worker_id)
         for digest in infos:
             pipe.expire(names.key_model_info(digest), INFO_TTL_S)
-        if told != self._told:
+        if near is not None:
+            near.renew(pipe)
+        if news != self._told:
             pipe.publish(names.CHANNEL_CHANGES, f"worker:{record.worker_id}")
-        num_before = 2 + len(infos)
         told_number = self._add_changes(pipe, record)
         replies = await pipe.execute()
         self._changes.told(told_number)
-        self._told = told
-        self._written = {d for d, renewed in zip(infos, replies[2:num_before], strict=False) if renewed}
+        self._written = {d for d, renewed in zip(infos, replies[2 : 2 + len(infos)], strict=True) if renewed}
+        if not replies[0]:
+            self._last = self._told = None
+            if near is not None:
+                near.forget()
+            return False
+        self._last, self._told = (record, text), news
         await self._write_infos({d: i for d, i in infos.items() if d not in self._written})
+        return True
 
     def _add_changes(self, pipe: Any, record: WorkerRecord) -> int:
         """Puts the oldest changes into the pipeline; returns the number of the last one."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from naru_proto.beats import until_beat_s
 from naru_proto.errors import LoadError, ModelNotFound, NaruError, Unavailable
 from naru_worker.adapters.engine.changes import ChangeLog
 from naru_worker.adapters.engine.loaded import LoadedModel
@@ -26,7 +27,7 @@ from naru_worker.core.residency import ModelState
 _log = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
-"""At least this often the hub sees the KV caches and the time."""
+"""About so often the hub sees the KV caches and the time, at least."""
 
 
 class Holder(Protocol):
@@ -55,13 +56,18 @@ class ModelHub:
         self.is_draining = False
         self.changes = ChangeLog()
         """What has happened and was not told yet."""
-        self.on_change: Callable[[], None] = lambda: None
+        self.listeners: list[Callable[[], None]] = []
         """Called when the state of a model, or of the worker, has changed."""
         self.num_loads = self.num_evictions = self.num_failed_loads = 0
 
     def attach(self, holder: Holder) -> None:
         """Names who keeps requests that wait; before the first request."""
         self._holder = holder
+
+    def on_change(self) -> None:
+        """The state of a model, or of the worker, has changed."""
+        for listener in self.listeners:
+            listener()
 
     # --- what there is ------------------------------------------------------------------------------------------
 
@@ -335,10 +341,13 @@ class ModelHub:
     def _set_timer(self) -> None:
         now_s = self._clock()
         wake_s = self._core.next_wake_s(now_s)
-        delay_s = _PERIOD_S if wake_s is None else min(_PERIOD_S, max(0.0, wake_s - now_s))
+        loop = asyncio.get_running_loop()
+        delay_s = until_beat_s(loop.time(), _PERIOD_S)
+        if wake_s is not None:
+            delay_s = min(delay_s, max(0.0, wake_s - now_s) + 0.001)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(delay_s + 0.001, self._tick)
+        self._timer = loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
         returned = self._operations.bytes_returned()

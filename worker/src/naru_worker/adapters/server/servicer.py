@@ -71,7 +71,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._max_unread_deltas = settings.max_unread_deltas
         self._max_frame_bytes = settings.max_message_bytes // 2
         self._streams: set[DeltaStream] = set()
-        self._teller = Teller(identity.epoch, hub, board, self._streams, loop.now_s)
+        self._teller = Teller(identity.epoch, hub, board, self._streams, loop.now_s, lambda: loop.is_busy)
 
     def finish_streams(self) -> None:
         """Ends open streams as soon as they have nothing more to say."""
@@ -98,6 +98,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                         return
 
         self._board.accept(request, stream)
+        self._teller.stir()
         await self._run(stream, write, context)
 
     async def Exchange(  # type: ignore[override]
@@ -116,6 +117,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                         self._board.accept(request, stream)
                         stream.note_id(request.request_id)
                     self._board.cancel(frame.cancel, stream)
+                    self._teller.stir()
             finally:
                 is_reading = False
                 stream.wake()

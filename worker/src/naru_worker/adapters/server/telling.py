@@ -1,9 +1,10 @@
 """Tells routers of load and route keys: what each stream knows, and what it is to be told next.
 
 The servicer opens one `StreamTelling` for each exchange stream and lets it fill frames. Streams with output are told
-along with it; those without are woken ten times a second, where there is news. Nothing grows with a reader that is
-slow: the numbers are those of the moment, and keys come from one list for all, or as a fresh snapshot. Asyncio thread
-only.
+along with it; those without are woken ten times a second, where there is news. While nothing goes on nobody looks more
+than once a second: what the engines do of themselves then, as giving up cached blocks, is told so much later. Nothing
+grows with a reader that is slow: the numbers are those of the moment, and keys come from one list for all, or as a
+fresh snapshot. Asyncio thread only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 
+from naru_proto.beats import until_beat_s
 from naru_proto.route_keys import KEY_BYTES, pack_keys
 from naru_proto.v1 import worker_pb2
 from naru_worker.adapters.engine.hub import ModelHub
@@ -24,6 +26,10 @@ LOOK_INTERVAL_S = 0.05
 """Between two looks at the engines, however many frames leave: a look costs both ends about what a token does."""
 TELL_INTERVAL_S = 0.1
 """Between two times that streams without output are told."""
+REST_INTERVAL_S = 1.0
+"""The same while nothing goes on."""
+QUIET_LOOKS = 2
+"""Looks without news after which nothing goes on, where there are no requests: engines count on behind their output."""
 MAX_FRAME_KEYS = 8192
 """Of one frame, about: a few milliseconds of a router's time. The rest follows in the next one."""
 
@@ -38,24 +44,29 @@ class Teller:
         board: RequestBoard,
         streams: Collection[DeltaStream],
         clock: Callable[[], float],
+        is_busy: Callable[[], bool],
     ) -> None:
-        """`streams`: all that are open; kept by the servicer."""
+        """`streams`: all that are open; kept by the servicer. `is_busy`: whether an engine has work."""
         self.epoch = epoch
         self.loads = ModelLoads(board, streams)
         self.mirrors: dict[str, KeyMirror] = {}
         self.num_looks = 0
         self._hub = hub
+        self._board = board
         self._clock = clock
+        self._is_busy = is_busy
         self._looked_s = float("-inf")
         self._tellings: set[StreamTelling] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._num_quiet = 0
+        """Looks of the timer since something went on."""
+        hub.listeners.append(self.stir)
 
     def open(self, stream: DeltaStream) -> StreamTelling:
         """Begins to tell a stream; to be closed."""
         telling = StreamTelling(self, stream)
         self._tellings.add(telling)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TELL_INTERVAL_S, self._tick)
+        self.stir()
         return telling
 
     def close(self, telling: StreamTelling) -> None:
@@ -65,11 +76,17 @@ class Teller:
             self._timer.cancel()
             self._timer = None
 
-    def look(self, *, is_urgent: bool = False) -> None:
-        """Sees how things are, unless it has just done so."""
+    def stir(self) -> None:
+        """Something goes on, or has changed: streams are told of it as soon as of anything."""
+        if self._tellings and (self._timer is None or self._num_quiet >= QUIET_LOOKS):
+            self._set_timer(TELL_INTERVAL_S)
+        self._num_quiet = 0
+
+    def look(self, *, is_urgent: bool = False) -> bool:
+        """Sees how things are, unless it has just done so: False."""
         now_s = self._clock()
         if not is_urgent and now_s - self._looked_s < LOOK_INTERVAL_S:
-            return
+            return False
         self._looked_s = now_s
         self.num_looks += 1
         residents = [resident for resident in self._hub.residents() if resident.model is not None]
@@ -84,13 +101,26 @@ class Teller:
             mirrors[resident.name] = mirror
         self.mirrors = mirrors
         self.loads.look(residents)
+        return True
 
     def _tick(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(TELL_INTERVAL_S, self._tick)
-        self.look()
+        has_looked = self.look()
+        if self._is_busy() or len(self._board):
+            self._num_quiet = 0
+        elif has_looked:
+            self._num_quiet += 1
         for telling in self._tellings:
             if telling.has_news:
+                self._num_quiet = 0
                 telling.stream.wake()
+        is_quiet = self._num_quiet >= QUIET_LOOKS
+        now_s = asyncio.get_running_loop().time()
+        self._set_timer(until_beat_s(now_s, REST_INTERVAL_S) if is_quiet else TELL_INTERVAL_S)
+
+    def _set_timer(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
 
 class StreamTelling:
