@@ -19,10 +19,17 @@ from stub_worker import say
 
 from naru_proto.names import key_batch
 from naru_proto.v1 import worker_pb2 as wire
-from naru_router.adapters.batches import line_run
+from naru_router.adapters.batches import line_run, runner
 from naru_router.adapters.batches.parts import PartWriter
 from naru_router.adapters.storage.record_store import RecordStore
 from naru_router.core.batches.record import ACTIVE_KIND, KIND
+
+
+@pytest.fixture(autouse=True)
+def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that a test puts beside the routers wake nobody."""
+    monkeypatch.setattr(runner, "REST_LOOK_S", 0.2)
+
 
 # --- refusals, cancels, the end of time -----------------------------------------------------------------------------
 

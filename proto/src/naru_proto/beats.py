@@ -1,7 +1,7 @@
 """When work that comes round again is due: what a process does every so often falls on the same instants.
 
-Waking up is dear, whatever is done then: memory is cold, a core sleeps. So the rounds of a process share their wakes. Pure
-but for the process's own phase: those of one machine do not all wake at once.
+Waking up is dear, whatever is done then: memory is cold, a core sleeps. So the rounds of a process share their wakes.
+Pure but for the process's own phase: those of one machine do not all wake at once.
 """
 
 from __future__ import annotations

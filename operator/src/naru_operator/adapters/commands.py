@@ -81,6 +81,12 @@ class Commands:
         """Model to the newest generation that a worker named when it refused a command as stale."""
         return dict(self._refused)
 
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is under way, and what is believed of models does not depend on the time."""
+        outcomes = (outcome for found in self._outcomes.values() for outcome in found.values())
+        return not self._tasks and all(math.isinf(outcome.until_s) for outcome in outcomes)
+
     def load(self, command: LoadModel, worker: WorkerRecord) -> None:
         """Begins a load; what is under way for that model on that worker is given up."""
         is_told = command.residency.tier is Tier.COLD

@@ -21,6 +21,7 @@ from naru_operator.core.desired import DesiredPool, DesiredState
 from naru_operator.core.local_plan import LocalPlan, ObservedWorker, Snapshot, plan
 from naru_operator.core.model_plan import Applied, LoadModel, UnloadModel
 from naru_operator.core.placement import NO_FACTS
+from naru_proto.beats import until_beat_s
 from naru_proto.errors import NaruError, Unavailable
 
 _RESYNC_S = 1.0
@@ -71,6 +72,8 @@ class Controller:
         self._commands = Commands(events.loading, events.failed, self._wake.set)
         self._board = Board({}, {})
         self._facts = NO_FACTS
+        self._is_settled = False
+        """The last turn has found nothing to do."""
         self._turned = asyncio.Condition()
 
     @property
@@ -102,9 +105,11 @@ class Controller:
         listener = asyncio.create_task(self._listen())
         try:
             while True:
+                is_woken = self._wake.is_set()
                 self._wake.clear()
                 try:
-                    await self.reconcile()
+                    if is_woken or not await self._is_at_rest():
+                        await self.reconcile()
                 except NaruError as exc:
                     self._events.trouble(exc.message)
                 except Exception as exc:
@@ -112,7 +117,7 @@ class Controller:
                     self._events.trouble(f"a turn of the control loop failed ({type(exc).__name__}: {exc})")
                 # asyncio.timeout, not wait_for: that one loses a cancellation that meets the event (before 3.12).
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_RESYNC_S):
+                    async with asyncio.timeout(until_beat_s(asyncio.get_running_loop().time(), _RESYNC_S)):
                         await self._wake.wait()
         finally:
             for task in (listener, *self._stopping.values()):
@@ -126,6 +131,7 @@ class Controller:
         Raises:
             Unavailable: Redis does not answer, or no process can be made.
         """
+        self._is_settled = False
         board = await self._route_map.read()
         self._facts = await self._route_map.placement.read(board.workers)
         async with self._turned:
@@ -146,7 +152,17 @@ class Controller:
             self._commands.load(load, board.workers[load.worker_id])
         for worker_id in steps.stop_workers:
             self._stop_worker(worker_id)
+        self._is_settled = steps.is_empty
         return steps
+
+    async def _is_at_rest(self) -> bool:
+        """Whether another turn would find what the last one has found, which was nothing to do.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        is_settled = self._is_settled and not self._stopping and self._commands.is_settled
+        return is_settled and await self._route_map.read() is self._board
 
     def _snapshot(self, desired: DesiredState, board: Board) -> Snapshot:
         wanted = {worker_id for pool in desired.pools for worker_id in pool.worker_ids()}

@@ -18,6 +18,8 @@ _MAX_FILE_BYTES = 1 << 20
 """What the API server takes at most, too."""
 _DEBOUNCE_MS = 200
 """Editors write, rename and touch in a burst."""
+_STEP_MS = 200
+"""Between two looks of the library at what the system has told it: each wakes the process."""
 
 
 def read_manifests(paths: Iterable[Path]) -> list[Manifest]:
@@ -60,7 +62,7 @@ async def manifest_changes(paths: Iterable[Path]) -> AsyncIterator[None]:
             *folders,
             watch_filter=lambda _, changed: is_ours(roots, Path(changed)),
             debounce=_DEBOUNCE_MS,
-            step=20,
+            step=_STEP_MS,
             recursive=False,
         ):
             yield

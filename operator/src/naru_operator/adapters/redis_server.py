@@ -15,6 +15,7 @@ from naru_operator.adapters.child_process import ProcessSpec
 from naru_proto.errors import Unavailable
 
 _SOCKET_NAME = "redis.sock"
+_HOUSEKEEPING_HZ = 1
 
 READY_TEXT = "accept connections"
 """In the line a server writes once it listens, in every version so far."""
@@ -56,5 +57,7 @@ def redis_process(program: Path, folder: Path) -> ProcessSpec:
         *("--daemonize", "no"),
         *("--dir", str(folder)),
         *("--loglevel", "notice"),
+        # Of its own housekeeping: nothing here waits for it, expired keys are gone for readers at once.
+        *("--hz", str(_HOUSEKEEPING_HZ)),
     )
     return ProcessSpec("redis", argv)

@@ -58,6 +58,10 @@ class RouteMap:
         self._client = client
         self._texts: dict[str, bytes | str] = {}
         """Leases as they were last read."""
+        self._worker_ids: list[str] = []
+        """As they were last read."""
+        self._last: tuple[object, Board] | None = None
+        """What `read` has read last, and what it says."""
         self.placement = PlacementBoard(client)
 
     async def ping(self) -> None:
@@ -75,21 +79,27 @@ class RouteMap:
     async def read(self) -> Board:
         """The registry and all living leases; an entry that cannot be read counts as absent.
 
+        The board of the last reading, where nothing has changed since.
+
         Raises:
             Unavailable: Redis does not answer.
         """
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                stored = await self._client.hgetall(names.KEY_MODELS)
-                leases = await self._leases()
+                stored, leases = await self._registry_and_leases()
         except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:
             raise _away(exc) from exc
+        if self._last is not None and self._last[0] == (stored, leases):
+            self._texts = leases
+            return self._last[1]
         models = {}
         for key, text in stored.items():
             record = _read_record(ModelRecord, text)
             if record is not None:
                 models[_text(key)] = record
-        return Board(models, self._read_leases(leases, {}))
+        board = Board(models, self._read_leases(leases, {}))
+        self._last = (stored, leases), board
+        return board
 
     async def read_workers(self, before: Mapping[str, WorkerRecord]) -> dict[str, WorkerRecord]:
         """All living leases; one whose text has not changed is the record of ``before``, which costs nothing.
@@ -116,10 +126,23 @@ class RouteMap:
         except (redis.exceptions.RedisError, OSError, TimeoutError) as exc:
             raise _away(exc) from exc
 
+    async def _registry_and_leases(self) -> tuple[dict[bytes | str, bytes | str], dict[str, bytes | str]]:
+        """In one exchange, where no worker has come or gone since the last."""
+        asked = self._worker_ids
+        async with self._client.pipeline(transaction=False) as batch:
+            batch.hgetall(names.KEY_MODELS)
+            batch.smembers(names.KEY_WORKERS)
+            if asked:
+                batch.mget([names.key_worker(worker_id) for worker_id in asked])
+            stored, members, *found = await batch.execute()
+        ids = self._worker_ids = sorted(_text(member) for member in members)
+        return stored, _present(ids, found[0]) if found and ids == asked else await self._texts_of(ids)
+
     async def _leases(self) -> dict[str, bytes | str]:
-        ids = sorted(_text(member) for member in await self._client.smembers(names.KEY_WORKERS))
-        texts = await self._client.mget([names.key_worker(worker_id) for worker_id in ids]) if ids else []
-        return {worker_id: text for worker_id, text in zip(ids, texts, strict=True) if text}
+        return await self._texts_of(sorted(_text(m) for m in await self._client.smembers(names.KEY_WORKERS)))
+
+    async def _texts_of(self, ids: list[str]) -> dict[str, bytes | str]:
+        return _present(ids, await self._client.mget([names.key_worker(each) for each in ids]) if ids else [])
 
     def _read_leases(
         self, leases: Mapping[str, bytes | str], before: Mapping[str, WorkerRecord]
@@ -215,6 +238,10 @@ class RouteMap:
     async def close(self) -> None:
         """Lets go of the connections."""
         await self._client.aclose()
+
+
+def _present(ids: Iterable[str], texts: Iterable[bytes | str | None]) -> dict[str, bytes | str]:
+    return {worker_id: text for worker_id, text in zip(ids, texts, strict=True) if text}
 
 
 def _text(value: bytes | str) -> str:

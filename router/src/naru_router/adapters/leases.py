@@ -152,12 +152,18 @@ class Tenure:
         self._ttl_s = ttl_s
         self._clock = clock
         self._record: LeaseRecord | None = None
+        self._asked_s = 0.0
         self._until_s = 0.0
 
     @property
     def is_held(self) -> bool:
         """Whether its holder may act now."""
         return self._record is not None and self._clock() < self._until_s
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is held and was asked for less than a third of its time ago: there is no need to renew it yet."""
+        return self.is_held and self._clock() - self._asked_s < self._ttl_s / 3
 
     async def keep(self) -> bool:
         """Renews or takes the lease; whether it is held.
@@ -172,6 +178,7 @@ class Tenure:
             asked_s = self._clock()
             self._record = await self._leases.take(self._key, self._ttl_s)
         if self._record is not None:
+            self._asked_s = asked_s
             self._until_s = asked_s + self._ttl_s - max(MIN_MARGIN_S, MARGIN * self._ttl_s)
         return self.is_held
 

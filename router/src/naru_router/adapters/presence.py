@@ -15,6 +15,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from naru_proto import names
+from naru_proto.beats import until_beat_s
 from naru_proto.registry import RouterRecord
 from naru_router.adapters.leases import COMMAND_TIMEOUT_S
 
@@ -33,6 +34,7 @@ class Presence:
     ) -> None:
         self._client = client
         self._record = record
+        self._text = record.to_json()
         self._interval_s = interval_s
         self.problem = ""
         """Why Redis does not take this router's lease; empty: it does."""
@@ -46,7 +48,7 @@ class Presence:
         try:
             while True:
                 await self.renew()
-                await asyncio.sleep(self._interval_s)
+                await asyncio.sleep(until_beat_s(asyncio.get_running_loop().time(), self._interval_s))
         finally:
             with contextlib.suppress(RedisError, OSError, TimeoutError):  # it ends by itself soon
                 async with asyncio.timeout(COMMAND_TIMEOUT_S):
@@ -68,13 +70,16 @@ class Presence:
 
     async def _renew(self) -> None:
         record = self._record
-        async with self._client.pipeline(transaction=True) as pipe:
-            pipe.set(names.key_router(record.router_id), record.to_json(), px=round(names.ROUTER_LEASE_TTL_S * 1000))
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.set(names.key_router(record.router_id), self._text, px=round(names.ROUTER_LEASE_TTL_S * 1000))
             pipe.sadd(names.KEY_ROUTERS, record.router_id)
             pipe.srandmember(names.KEY_ROUTERS, MAX_ROUTERS)
-            raw_ids = (await pipe.execute())[2]
+            # Who was there the last time is asked for along with it: mostly nobody has come or gone.
+            pipe.mget([names.key_router(i) for i in self.router_ids])
+            _, _, raw_ids, leases = await pipe.execute()
         ids = sorted({raw.decode("utf-8", "replace") for raw in raw_ids} | {record.router_id})
-        leases = await cast(Awaitable[list[bytes | None]], self._client.mget([names.key_router(i) for i in ids]))
+        if ids != list(self.router_ids):
+            leases = await cast(Awaitable[list[bytes | None]], self._client.mget([names.key_router(i) for i in ids]))
         living = [i for i, lease in zip(ids, leases, strict=True) if lease is not None or i == record.router_id]
         # One that only lost its lease for a moment adds itself again with its next renewal.
         gone = sorted(set(ids) - set(living))

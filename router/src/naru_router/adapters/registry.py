@@ -21,6 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from naru_proto import names
+from naru_proto.beats import until_beat_s
 from naru_proto.errors import InternalError
 from naru_proto.registry import ModelInfoRecord, ModelRecord, WorkerRecord
 from naru_router.adapters.metrics import Metrics
@@ -76,10 +77,15 @@ class RegistryReader:
         """Set once the first reading has worked or failed."""
         self._hint = asyncio.Event()
         self._infos: dict[str, ModelInfoRecord] = {}
+        self._has_all_infos = False
         self._remembered: dict[str, RememberedInfo] = {}
         self._decoded: dict[str, dict[str, tuple[bytes, object]]] = {}
         """Kind of record to name to the bytes last read and what they say."""
         self._tables = SideTables()
+        self._worker_ids: list[str] = []
+        """As the last reading found them."""
+        self._last: tuple[object, RouteMap] | None = None
+        """The bytes of the last reading, and all that they say; None: something has to be found out again."""
         self.seed = b""
         """Of hash rings; the same in all routers of an installation."""
         self._board = Board()
@@ -115,7 +121,7 @@ class RegistryReader:
                 await self._read_once()
                 self.has_tried.set()
                 with contextlib.suppress(TimeoutError):  # the poll
-                    async with asyncio.timeout(self._poll_interval_s):
+                    async with asyncio.timeout(until_beat_s(asyncio.get_running_loop().time(), self._poll_interval_s)):
                         await self._hint.wait()
         finally:
             subscriber.cancel()
@@ -146,11 +152,29 @@ class RegistryReader:
             pipe.smembers(names.KEY_WORKERS)
             # Of a key that holds something else MGET gives nothing, where GET fails.
             pipe.mget([names.KEY_SEED, names.KEY_BOARD])
-            raw_models, raw_ids, [raw_seed, raw_board] = await pipe.execute()
-        models = self._decode({_text(k): v for k, v in raw_models.items()}, ModelRecord, is_model)
-        worker_ids = sorted(_text(raw) for raw in raw_ids)
+            if asked := self._worker_ids:  # mostly nobody has come or gone: one exchange is enough
+                pipe.mget([names.key_worker(worker_id) for worker_id in asked])
+            raw_models, raw_ids, [raw_seed, raw_board], *found = await pipe.execute()
+        worker_ids = self._worker_ids = sorted(_text(raw) for raw in raw_ids)
         # A lease that has expired is absent: its worker is gone, whatever the set says.
-        leases = await self._get_many(worker_ids, names.key_worker)
+        if found and worker_ids == asked:
+            leases = _present(worker_ids, found[0])
+        else:
+            leases = await self._get_many(worker_ids, names.key_worker)
+        raw = (raw_models, leases, raw_seed, raw_board)
+        if self._last is not None and self._last[0] == raw:
+            if not await self._tables.refresh(self._redis, self._last[1].workers):
+                return self._last[1]
+        route_map = await self._make(*raw)
+        is_whole = bool(raw_seed and raw_board) and self._lost is None and self._has_all_infos
+        self._last = (raw, route_map) if is_whole else None
+        return route_map
+
+    async def _make(
+        self, raw_models: dict[bytes, bytes], leases: dict[str, bytes], raw_seed: bytes | None, raw_board: bytes | None
+    ) -> RouteMap:
+        """The map that what was read stands for; asks for what is missing, or has been lost."""
+        models = self._decode({_text(k): v for k, v in raw_models.items()}, ModelRecord, is_model)
         workers = self._decode(leases, WorkerRecord, is_worker)
         board = self._board = await self._bridge(Board(models, workers), raw_board or await self._agree_on_board())
         digests = {r.info_digest for w in board.workers.values() for r in w.models.values()} - {""}
@@ -228,12 +252,12 @@ class RegistryReader:
         self._infos.update(self._decode(found, ModelInfoRecord, is_sound))
         for digest in self._infos.keys() - digests:
             del self._infos[digest]
+        self._has_all_infos = digests == self._infos.keys()
 
     async def _get_many(self, ids: list[str], key: Callable[[str], str]) -> dict[str, bytes]:
         if not ids:
             return {}
-        values = await cast(Awaitable[list[bytes | None]], self._redis.mget([key(i) for i in ids]))
-        return {i: value for i, value in zip(ids, values, strict=True) if value is not None}
+        return _present(ids, await cast(Awaitable[list[bytes | None]], self._redis.mget([key(i) for i in ids])))
 
     def _decode(
         self, raw: Mapping[str, bytes], record: type[_Record], is_sane: Callable[[str, _Record], bool]
@@ -278,6 +302,10 @@ class RegistryReader:
                         self._hint.set()
             except (RedisError, OSError, TimeoutError):
                 await asyncio.sleep(self._poll_interval_s)  # the poll goes on meanwhile, and reports it
+
+
+def _present(ids: list[str], values: list[bytes | None]) -> dict[str, bytes]:
+    return {i: value for i, value in zip(ids, values, strict=True) if value is not None}
 
 
 def _text(raw: bytes) -> str:

@@ -43,13 +43,14 @@ class SideTables:
         """Worker id to model to what it has of it."""
         return {worker_id: table for worker_id, (_, table) in self._known.items()}
 
-    async def refresh(self, client: redis.asyncio.Redis, workers: Mapping[str, WorkerRecord]) -> None:
-        """Reads what has changed.
+    async def refresh(self, client: redis.asyncio.Redis, workers: Mapping[str, WorkerRecord]) -> bool:
+        """Reads what has changed; whether there was anything to read.
 
         Raises:
             RedisError, OSError: as the client does.
         """
-        for worker_id in self._known.keys() - workers.keys():
+        gone = self._known.keys() - workers.keys()
+        for worker_id in gone:
             del self._known[worker_id]
         versions = {worker_id: (worker.epoch, worker.known_version) for worker_id, worker in workers.items()}
         changed = [worker_id for worker_id, version in versions.items() if self._version(worker_id) != version]
@@ -57,13 +58,13 @@ class SideTables:
         for worker_id, raw in zip(changed, tables, strict=True):
             self._known[worker_id] = versions[worker_id], _decoded(raw, KnownRecord, is_known)
         now_s = self._clock()
-        if self._slow_at_s is None or now_s - self._slow_at_s >= SLOW_INTERVAL_S:
-            footprints, nodes = await _read(client, [names.KEY_FOOTPRINTS, names.KEY_NODES])
-            self.footprints = _decoded(footprints, FootprintRecord, is_footprint)
-            self.nodes = {
-                _text(node): labels for node, data in nodes.items() if (labels := read_labels(data)) is not None
-            }
-            self._slow_at_s = now_s
+        if self._slow_at_s is not None and now_s - self._slow_at_s < SLOW_INTERVAL_S:
+            return bool(gone or changed)
+        footprints, nodes = await _read(client, [names.KEY_FOOTPRINTS, names.KEY_NODES])
+        self.footprints = _decoded(footprints, FootprintRecord, is_footprint)
+        self.nodes = {_text(node): labels for node, data in nodes.items() if (labels := read_labels(data)) is not None}
+        self._slow_at_s = now_s
+        return True
 
     def _version(self, worker_id: str) -> tuple[str, int] | None:
         known = self._known.get(worker_id)

@@ -147,7 +147,7 @@ class LeaseKeeper:
             await self._write_lease(is_there=False)
 
     async def _write_lease(self, *, is_there: bool) -> bool:
-        """Writes what is news, and the lease behind it. False: Redis has lost the last one, that `is_there`, and more."""
+        """Writes what is news, and the lease behind it. False: the last one, that should be there, is lost."""
         near, infos = self._near, self._infos()
         missing = {digest: info for digest, info in infos.items() if digest not in self._written}
         is_there = is_there and self._last is not None and not missing and not (near is not None and near.has_news)

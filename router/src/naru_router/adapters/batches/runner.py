@@ -29,6 +29,8 @@ MAX_WORKS = 16
 MAX_WORKS_OF_TENANT = 4
 """Of those, one tenant's, so that another one's need not wait for them to end."""
 LOOK_S = 2.0
+REST_LOOK_S = 4.0
+"""Between two looks where the last one has found none: a new one wakes the router that takes it."""
 KEEP_S = BATCH_LEASE_TTL_S / 5
 TRY_AGAIN_S = 10.0
 SWEEP_S = 3600.0
@@ -57,6 +59,8 @@ class BatchRunner:
         self._not_before_s: dict[str, float] = {}
         self._woken = asyncio.Event()
         self._sweep_s = 0.0
+        self._has_any = False
+        """The last look has found batches that are not over, whoever works on them."""
 
     def wake(self) -> None:
         """There is a new batch, or one is to end."""
@@ -66,6 +70,7 @@ class BatchRunner:
         """Works until cancelled; what is under way then goes on elsewhere, or after the next start."""
         try:
             while True:
+                self._woken.clear()
                 try:
                     await self._look()
                     await self._sweep()
@@ -74,9 +79,8 @@ class BatchRunner:
                 except Exception:
                     # The top of the loop: a fault in one round must not end all batches.
                     logger.exception("looking at batches failed")
-                self._woken.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(LOOK_S if self._has_any else REST_LOOK_S):
                         await self._woken.wait()
         finally:
             works = tuple(self._works.values())
@@ -88,6 +92,7 @@ class BatchRunner:
         if self._is_leaving():
             return
         active = await self._store.active()
+        self._has_any = bool(active)
         now_s = time.monotonic()
         self._not_before_s = {
             batch_id: self._not_before_s[batch_id] for _, batch_id in active if batch_id in self._not_before_s
@@ -139,6 +144,7 @@ class BatchRunner:
         if time.monotonic() >= self._sweep_s:
             self._sweep_s = time.monotonic() + SWEEP_S
             await self._store.revive()
+            self._woken.set()
             count = await self._store.shelf.sweep() + await self._store.shelf.store.sweep()
             if count:
                 logger.info("%d expired files and broken writes removed", count)

@@ -80,7 +80,7 @@ class HttpConnection(asyncio.Protocol):
         """The client has come."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own are no subclasses
         self._is_open = True
-        self._server.connections.add(self)
+        self._server.take(self)
         self.deadline_s = self._server.loop.time() + IDLE_TIMEOUT_S
 
     def data_received(self, data: bytes) -> None:

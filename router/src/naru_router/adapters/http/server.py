@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 
+from naru_proto.beats import until_beat_s
 from naru_router.adapters.http.backlog import Backlog
 from naru_router.adapters.http.connection import HttpConnection
 from naru_router.adapters.http.messages import HttpRequest, Reply
@@ -66,6 +67,8 @@ class HttpServer:
         self._listeners: Sequence[socket.socket] = ()
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
+        self._is_used = asyncio.Event()
+        """There are connections."""
 
     async def start(self, listeners: Sequence[socket.socket]) -> None:
         """Serves listening sockets."""
@@ -76,6 +79,13 @@ class HttpServer:
         else:
             await self._serve_with(self._tls.context())
         self._sweeper = asyncio.create_task(self._sweep(), name="http connections")
+
+    def take(self, connection: HttpConnection) -> None:
+        """A client has come; the connection leaves `connections` by itself."""
+        self.connections.add(connection)
+        if not self._is_used.is_set():
+            self._is_used.set()
+            self._renew_date()
 
     async def wait(self) -> None:
         """Raises when the server ends that should not."""
@@ -105,7 +115,10 @@ class HttpServer:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
+            if self._tls is None and not self.connections:
+                self._is_used.clear()
+                await self._is_used.wait()
+            await asyncio.sleep(until_beat_s(self.loop.time(), SWEEP_INTERVAL_S))
             self._renew_date()
             now_s = self.loop.time()
             for connection in [each for each in self.connections if each.deadline_s < now_s]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from naru_proto import names
+from naru_proto.beats import until_beat_s
 from naru_proto.errors import NaruError, Unavailable
 from naru_proto.v1 import worker_pb2
 from naru_router.adapters.leases import Leases, Tenure
@@ -121,7 +122,7 @@ class KeeperLoop:
         try:
             while True:
                 await self.tick()
-                await asyncio.sleep(self._interval_s)
+                await asyncio.sleep(until_beat_s(asyncio.get_running_loop().time(), self._interval_s))
         finally:
             self._metrics.set_keeper(False)
             with contextlib.suppress(Unavailable):  # it ends by itself
@@ -143,7 +144,9 @@ class KeeperLoop:
     async def _may_act(self) -> bool:
         """Keeps the lease, or tries to get it."""
         try:
-            is_held = await self._tenure.keep()
+            # While no model needs a move it is renewed as often as it must, before a move always.
+            is_rested = self._tenure.is_fresh and not self.keeper.watch.restless
+            is_held = is_rested or await self._tenure.keep()
         except Unavailable as exc:
             if not self._is_redis_away:
                 logger.warning("the keeper moves nothing while Redis is away: %s", exc.message)

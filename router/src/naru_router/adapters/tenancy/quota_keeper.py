@@ -153,7 +153,7 @@ class QuotaKeeper:
                 self._wake.clear()
                 await self._round()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(PAUSE_S if self.problem else TICK_S):
+                    async with asyncio.timeout(self._pause_s()):
                         await self._wake.wait()
         finally:
             held = [account for account in self._active.values() if not account.share.is_spent()]
@@ -163,6 +163,10 @@ class QuotaKeeper:
                 async with asyncio.timeout(2 * EXCHANGE_TIMEOUT_S):
                     for start in range(0, len(held), BATCH):
                         await self._send(held[start : start + BATCH])
+
+    def _pause_s(self) -> float:
+        """To the next round, where nothing wakes it: with no quota in use there is nothing to tell or to ask for."""
+        return PAUSE_S if self.problem else TICK_S if self._active else WINDOW_S
 
     def _ticket(self, tenant: str, given: list[tuple[Share, int]]) -> QuotaTicket:
         requests = self._accounts.get((tenant, REQUESTS))
@@ -186,6 +190,8 @@ class QuotaKeeper:
             account = _Account(tenant, what, share_id, Share(limit, is_level=what == IN_FLIGHT))
             self._accounts[tenant, what] = account
         account.share.limit = limit
+        if not self._active:
+            self._wake.set()
         self._active[tenant, what] = account
         return account
 
