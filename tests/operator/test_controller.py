@@ -220,6 +220,32 @@ async def test_a_worker_that_went_away_is_loaded_when_it_is_back(
         await following.stop()
 
 
+async def test_at_rest_the_board_is_read_in_one_exchange_and_nothing_is_planned(
+    rig: Rig, redis_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "_RESYNC_S", 0.02)
+    monkeypatch.setattr(names, "WORKER_LEASE_TTL_S", 0.05)
+    rig.controller.desire(desired(model("a")))
+    await rig.until_ready("a", 1)
+    with redis.Redis.from_url(redis_server_url) as client:
+
+        async def calls(name: str) -> int:
+            await asyncio.sleep(0.01)
+            found = client.info("commandstats").get(f"cmdstat_{name}")
+            return found["calls"] if found else 0
+
+        async with asyncio.timeout(20):
+            while not (rig.controller._is_settled and rig.controller._commands.is_settled):
+                await calls("hgetall")
+            client.config_resetstat()
+            while await calls("mget") < 5:
+                assert await calls("hgetall") - await calls("smembers") <= 1
+        assert await calls("hgetall") - await calls("smembers") <= 1, "what placement goes by is not read again"
+    rig.worker.models.clear()
+    await rig.worker.renew(epoch="2")
+    await rig.told.until(lambda: len(rig.worker.loads) == 2)
+
+
 async def test_a_worker_that_is_restarted_by_itself_is_loaded_again(rig: Rig) -> None:
     rig.controller.desire(desired(model("a")))
     await rig.until_ready("a", 1)

@@ -276,6 +276,19 @@ async def test_a_client_that_never_goes_on_is_disconnected(
     assert site.seen == []
 
 
+async def test_nobody_sweeps_where_nobody_is_and_the_next_reply_has_todays_date(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "SWEEP_INTERVAL_S", 0.01)
+    await site.start()
+    site.is_leaving = True  # each reply is the last of its connection
+    await site.talk(GET)
+    await site.until(lambda: not site.server.connections and not site.server._is_used.is_set())
+    site.server.date_line = b"date: Thu, 01 Jan 1970 00:00:00 GMT\r\n"
+    answer = await site.talk(GET)
+    assert b"date: " in answer and b"1970" not in answer
+
+
 async def test_while_the_process_leaves_each_reply_is_the_last_of_its_connection(site: Site) -> None:
     await site.start()
     site.is_leaving = True

@@ -10,6 +10,7 @@ from redis_process import RedisProcess
 from router_rig import CHAT, COMPLETION, MODEL, Rig, body, simple
 
 from naru_proto import names
+from naru_router.core.route_map import RouteMap
 
 
 async def metric(rig: Rig, line_start: str) -> float:
@@ -47,6 +48,26 @@ async def test_without_redis_the_last_map_stays_in_use(rig: Rig, tmp_path_factor
     finally:
         await lonely.close()
         own.stop()
+
+
+async def test_a_map_is_made_anew_only_when_something_in_it_has_changed(rig: Rig) -> None:
+    await simple(rig, registry_poll_s=0.02)
+    registry, heard = rig.app.registry, list[RouteMap]()
+    listener = registry._listener
+
+    def listen(route_map: RouteMap) -> None:
+        heard.append(route_map)
+        listener(route_map)
+
+    registry._listener = listen
+    await rig.until(lambda: len(heard) >= 5)
+    assert len({id(route_map) for route_map in heard[1:]}) == 1, "nothing has changed"
+    await rig.publish_worker("w0", leaving=True)
+    await rig.until(lambda: rig.app.fleet.route_map.workers["w0"].leaving)
+    await rig.board.delete(names.key_worker("w0"))
+    await rig.until(lambda: not rig.app.fleet.route_map.workers)
+    await rig.publish_worker("w0")
+    await rig.until(lambda: "w0" in rig.app.fleet.route_map.workers)
 
 
 async def test_a_router_that_has_never_read_the_map_is_not_ready(rig: Rig) -> None:

@@ -84,6 +84,41 @@ async def test_the_lease_is_renewed_before_it_expires_and_expires_when_nobody_re
         await eventually(lambda: record(redis_server) is None, "the lease does not expire")
 
 
+async def test_at_rest_a_lease_is_renewed_in_one_exchange_and_nothing_is_worked_out_anew(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def calls() -> dict[str, int]:
+        stats: Any = redis_server.client.info("commandstats")
+        return {name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()}
+
+    async with running_worker(None, settings(redis_server), "toy") as worker:
+        await until(redis_server, "ready", lambda r: bool(r.models) and r.models["toy"].state == "ready")
+        assert worker.app.lease is not None
+        written = worker.app.lease._last
+        monkeypatch.setattr(ModelInfoRecord, "digest", lambda self: pytest.fail("the digest of an info is known"))
+        await eventually(lambda: calls().get("expire", 0) >= 2, "infos are not renewed")
+        written = worker.app.lease._last
+        redis_server.client.config_resetstat()
+        await eventually(lambda: calls().get("set", 0) >= 4, "the lease is not renewed")
+        assert calls().keys() - {"info", "config", "config|resetstat"} == {"set", "sadd", "expire"}
+        assert worker.app.lease._last is not None and written is not None
+        assert worker.app.lease._last[1] is written[1], "the text of an entry that is the same is made once"
+        assert not worker.app.lease.is_failing
+
+
+async def test_a_lease_that_is_lost_between_two_renewals_comes_back_with_all_that_goes_with_it(
+    redis_server: RedisServer,
+) -> None:
+    async with running_worker(ToyLoader(on_disk={"toy://near": 70}), settings(redis_server), "toy") as worker:
+        await worker.load("near", "toy://near", tier=worker_pb2.TIER_COLD)
+        await until(redis_server, "ready", lambda r: bool(r.models) and r.models["toy"].state == "ready")
+        known, client = names.key_known("w"), redis_server.client
+        await eventually(lambda: bool(client.hexists(known, "near")), "what is near is not told")
+        for lost in ([names.key_worker("w"), known, names.KEY_FOOTPRINTS], [names.key_worker("w"), names.KEY_WORKERS]):
+            client.delete(*lost)
+            await eventually(lambda lost=lost: client.exists(*lost) == len(lost), "not all of it came back")
+
+
 async def test_changes_are_told_to_subscribers_and_shown_at_once(redis_server: RedisServer) -> None:
     heard = redis_server.client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
     heard.subscribe(names.CHANNEL_CHANGES)

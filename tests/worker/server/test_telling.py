@@ -179,6 +179,7 @@ async def test_held_requests_and_prompts_under_way_are_in_the_numbers() -> None:
 
 async def test_an_idle_stream_hears_nothing_when_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telling, "TELL_INTERVAL_S", 0.001)
+    monkeypatch.setattr(telling, "REST_INTERVAL_S", 0.002)
     async with running_worker(None, None, "toy") as worker:
         hearer = Hearer(worker.stub)
         await hearer.read()
@@ -190,6 +191,32 @@ async def test_an_idle_stream_hears_nothing_when_nothing_changes(monkeypatch: py
         assert frame.route_keys, "the first frame after the first one is about the request"
         await hearer.exchange.close()
         await eventually(lambda: not teller._tellings and teller._timer is None, "it ticks for nobody")
+
+
+async def test_nobody_looks_while_nothing_goes_on_and_whatever_does_is_told_as_soon_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(telling, "REST_INTERVAL_S", 3600.0)
+    async with running_worker(None, None, "toy") as worker:
+        teller = worker.app._servicer._teller
+
+        def rests() -> bool:
+            due_s = teller._timer.when() - asyncio.get_running_loop().time() if teller._timer is not None else 0.0
+            return due_s > 300.0
+
+        hearer, other = Hearer(worker.stub), Exchange(worker.stub)
+        await hearer.read()
+        await eventually(rests, "it looks on and on")
+        await worker.generate(keyed(ask("r", TEXT, max_tokens=1)))
+        await hear_keys(hearer, set(keys_of(TEXT)))
+        await eventually(rests, "it looks on and on after a request")
+        await other.send(keyed(ask("s", TEXT[::-1], max_tokens=1)))
+        await hear_keys(hearer, {*keys_of(TEXT), *keys_of(TEXT[::-1])})
+        await eventually(rests, "it looks on and on after a stream's request")
+        await worker.stub.Unload(worker_pb2.UnloadRequest(model="toy", generation=1))
+        await hear_until(hearer, lambda: not hearer.keys["toy"])
+        await other.close()
+        await hearer.exchange.close()
 
 
 async def test_a_long_snapshot_comes_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
