@@ -113,6 +113,18 @@ def test_an_image_holds_the_whole_model(
 
 
 @pytest.mark.parametrize("name", ["llama with biases", "llama, ragged rows", "qwen2", "gpt2 tied"])
+def test_an_image_stays_one_mapping_so_that_huge_pages_fit(
+    source: Path, tmp_path: Path, pack_here: Any, go_on: threading.Event
+) -> None:
+    """What the kernel is told of a part of a mapping cuts it there, and no huge page lies across a cut."""
+    path = pack_here(source, tmp_path)
+    image = ModelImage(path)
+    image.make_present(lambda ready: None, True, go_on)
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(path.name)]
+    image.close()
+    assert len(maps) == 1
+
+
 def test_a_model_run_from_its_image_gives_the_same_logits(
     tmp_path: Path, tiny_model: Callable[[TinySpec], Path], pack_here: Any, go_on: threading.Event, name: str
 ) -> None:

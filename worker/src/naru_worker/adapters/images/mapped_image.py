@@ -63,6 +63,10 @@ class MappedImage:
         if identity.num_bytes < PAGE_BYTES:
             raise ImageDamaged(f"{path}: has {identity.num_bytes} bytes, too few for a packed image; remove it")
         self._map = mmap.mmap(descriptor, identity.num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            # The file then comes in from disk in huge pages, where its file system has them. For the whole mapping at
+            # once: said of pieces it cuts the mapping at their borders, and no huge page lies across one.
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         try:
             self.header, self.sums, self.index = _known.get(identity) or self._read(str(path))
         except BaseException:

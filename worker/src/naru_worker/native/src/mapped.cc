@@ -21,8 +21,6 @@ bool populate(const uint8_t* address, size_t bytes) {
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = reinterpret_cast<uintptr_t>(address) & ~(page - 1);
   const uintptr_t end = (reinterpret_cast<uintptr_t>(address) + bytes + page - 1) & ~(page - 1);
-  // A file then comes in from disk in huge pages, where its file system has them: weights are read 5 % faster.
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
   for (;;) {
     if (madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ) == 0) return true;
     if (errno == EINTR || errno == EAGAIN) continue;
