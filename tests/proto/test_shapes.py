@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 from naru_proto import shapes
 from naru_proto.errors import InvalidRequest
 from naru_proto.shapes import WEIGHT_FORMATS, ModelShape
+from naru_worker.adapters.ops.cpu_sizes import kv_block_bytes
+from naru_worker.adapters.ops.protocol import KVFormat, RunnerOptions
 from naru_worker.adapters.weights.gguf_file import GgufFile
+from naru_worker.core.model_config import ModelConfig
 
 SMOLLM2_135M = ModelShape(30, 576, 1536, 9, 3, 64, 49152, is_head_tied=True)
 LLAMA3_8B = ModelShape(32, 4096, 14336, 32, 8, 128, 128256)
@@ -60,6 +64,35 @@ def test_bytes_are_those_of_the_real_file(smollm2_path: Path) -> None:
 def test_kv_bytes_of_a_token_are_two_per_layer_head_and_element() -> None:
     assert shapes.kv_bytes_per_token(SMOLLM2_135M) == 2 * 30 * 3 * 64 * 2 == 23_040
     assert shapes.kv_bytes_per_token(LLAMA3_8B) == 131_072
+    assert shapes.kv_bytes_per_token(SMOLLM2_135M, "float32") == 2 * 23_040
+
+
+def test_kv_bytes_of_a_token_in_int8_are_bytes_and_two_scales_a_head() -> None:
+    assert shapes.kv_bytes_per_token(SMOLLM2_135M, "int8") == 30 * 3 * 2 * (64 + 4) == 12_240
+    assert shapes.kv_bytes_per_token(dataclasses.replace(SMOLLM2_135M, head_dim=40), "int8") == 30 * 3 * 2 * (48 + 4)
+
+
+@pytest.mark.parametrize("head_dim", [16, 40, 64, 128, 256])
+@pytest.mark.parametrize(("dtype", "kv_format"), [("float32", "f32"), ("float16", "f16"), ("int8", "int8")])
+def test_what_is_promised_of_the_kv_cache_is_what_the_cpu_engine_books(
+    head_dim: int, dtype: shapes.KVDtype, kv_format: KVFormat
+) -> None:
+    shape = ModelShape(3, 6 * head_dim, 64, 6, 2, head_dim, 99)
+    counts: dict[str, Any] = dict(architecture="llama", vocab_size=99, hidden_size=6 * head_dim, intermediate_size=64)
+    heads: dict[str, Any] = dict(num_layers=3, num_heads=6, num_kv_heads=2, head_dim=head_dim)
+    kinds: dict[str, Any] = dict(norm="rms", norm_eps=1e-5, activation="silu", rope=None, tie_word_embeddings=True)
+    config = ModelConfig(**counts, **heads, **kinds, max_position_embeddings=64)
+    options = RunnerOptions(
+        block_size=16,
+        num_blocks=4,
+        max_num_tokens=16,
+        max_num_seqs=1,
+        max_model_len=32,
+        num_threads=1,
+        kv_format=kv_format,
+    )
+    assert shapes.kv_bytes(shape, 17, 16, dtype) == 2 * kv_block_bytes(config, options)
+    assert shapes.max_kv_tokens(shape, kv_block_bytes(config, options), 16, dtype) == 16
 
 
 def test_a_begun_block_counts_whole() -> None:

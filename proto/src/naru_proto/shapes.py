@@ -12,6 +12,12 @@ from typing import Literal
 
 from naru_proto.errors import InvalidRequest
 
+KVDtype = Literal["float32", "float16", "int8"]
+"""Of the KV cache: `kvCacheDtype` of a model, where ``auto`` is float16 on CPUs (and float32 on the backend `ref`)."""
+_ELEMENT_BYTES = {"float32": 4, "float16": 2}
+_SCALE_BYTES = 4
+_REGISTER_ELEMENTS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
@@ -176,20 +182,29 @@ def weight_bytes(shape: ModelShape, matrices: WeightFormat, tables: WeightFormat
     )
 
 
-def kv_bytes_per_token(shape: ModelShape, bytes_per_element: int = 2) -> int:
-    """Bytes of keys and values one token takes over all layers: 2 · layers · kv heads · head size · bytes."""
-    return 2 * shape.num_layers * shape.kv_size * bytes_per_element
+def kv_bytes_per_token(shape: ModelShape, dtype: KVDtype = "float16") -> int:
+    """Bytes of keys and values one token takes over all layers, as the CPU engine keeps them.
+
+    A head's keys and values are `head_dim` elements each. Values, and keys of bytes, are padded to whole registers of
+    16 elements; bytes have one float32 scale beside a head's keys and one beside its values.
+    """
+    padded = -(-shape.head_dim // _REGISTER_ELEMENTS) * _REGISTER_ELEMENTS
+    if dtype == "int8":
+        head_bytes = 2 * (padded + _SCALE_BYTES)
+    else:
+        head_bytes = (shape.head_dim + padded) * _ELEMENT_BYTES[dtype]
+    return shape.num_layers * shape.num_kv_heads * head_bytes
 
 
-def kv_bytes(shape: ModelShape, num_tokens: int, block_size: int, bytes_per_element: int = 2) -> int:
+def kv_bytes(shape: ModelShape, num_tokens: int, block_size: int, dtype: KVDtype = "float16") -> int:
     """Bytes of the KV blocks that hold `num_tokens` tokens of one sequence; the last block counts whole."""
     num_blocks = -(-num_tokens // block_size)
-    return num_blocks * block_size * kv_bytes_per_token(shape, bytes_per_element)
+    return num_blocks * block_size * kv_bytes_per_token(shape, dtype)
 
 
-def max_kv_tokens(shape: ModelShape, num_bytes: int, block_size: int, bytes_per_element: int = 2) -> int:
+def max_kv_tokens(shape: ModelShape, num_bytes: int, block_size: int, dtype: KVDtype = "float16") -> int:
     """Tokens whose KV blocks fit in `num_bytes`: whole blocks only, 0 where not one fits."""
-    block_bytes = block_size * kv_bytes_per_token(shape, bytes_per_element)
+    block_bytes = block_size * kv_bytes_per_token(shape, dtype)
     return max(num_bytes, 0) // block_bytes * block_size
 
 
@@ -201,6 +216,8 @@ def footprint(
     num_kv_tokens: int,
     block_size: int,
     workspace_bytes: int = 0,
+    kv_dtype: KVDtype = "float16",
 ) -> Footprint:
-    """What one copy takes with room for `num_kv_tokens` tokens of KV cache in float16."""
-    return Footprint(weight_bytes(shape, matrices, tables), kv_bytes(shape, num_kv_tokens, block_size), workspace_bytes)
+    """What one copy takes with room for `num_kv_tokens` tokens of KV cache."""
+    kv = kv_bytes(shape, num_kv_tokens, block_size, kv_dtype)
+    return Footprint(weight_bytes(shape, matrices, tables), kv, workspace_bytes)
