@@ -66,8 +66,9 @@ def test_a_router_imports_no_engine() -> None:
 
 IMPORT_EACH_FIRST = """
 import importlib, sys
-for module in sys.argv[1:]:
-    for name in [name for name in sys.modules if name.startswith("naru_") and not name.startswith("naru_proto.v1")]:
+package, *modules = sys.argv[1:]
+for module in modules:
+    for name in [name for name in sys.modules if name.startswith(package) and not name.startswith("naru_proto.v1")]:
         del sys.modules[name]
     importlib.import_module(module)
 """
@@ -75,10 +76,13 @@ for module in sys.argv[1:]:
 
 @pytest.mark.parametrize("part", ["proto", "operator", "router", "worker"])
 def test_every_module_can_be_the_first_import(part: str) -> None:
-    """A cycle shows only when the module at its far end is imported first; so does a lean on another's import."""
+    """A cycle shows only when the module at its far end is imported first; so does a lean on another's import.
+
+    Other parts' modules stay: none of them imports this part.
+    """
     modules = [module for module in package_modules(part) if needs_are_here(module)]
     assert modules
-    command = [sys.executable, "-W", "error", "-c", IMPORT_EACH_FIRST, *modules]
+    command = [sys.executable, "-W", "error", "-c", IMPORT_EACH_FIRST, f"naru_{part}", *modules]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
