@@ -258,14 +258,14 @@ def _suites(
     """
     suites = []
     if "small" in models:
-        suites.append(Suite("small", model, FULL, measure.Repeats(repeats or 5, 10.0), cases, WARMED))
+        suites.append(Suite("small", model, FULL, measure.Repeats(repeats or 5, 8.0), cases, WARMED))
     if "larger" in models:
         target = peers_folder() / "models" / f"{LARGER.name}.gguf"
         if not target.is_file():
             say(f"writing {target}")
         write_random(LARGER, model, target)
         some = cases if are_given else tuple(case for case in cases if case not in LONG_CASES)
-        suites.append(Suite("larger", target, REDUCED, measure.Repeats(repeats or 2, 6.0), some, ("single",)))
+        suites.append(Suite("larger", target, REDUCED, measure.Repeats(repeats or 2, 5.0), some, ("single",)))
     return tuple(suites)
 
 
