@@ -81,7 +81,7 @@ class Worker:
 
 def run_until(clock: Clock, end_s: float, *engines: Worker) -> EngineLoop:
     """Runs the loop in this very thread until so much time has passed."""
-    loop = EngineLoop(lambda outbox: None, lambda exc: None, clock)
+    loop = EngineLoop(lambda outbox: None, lambda exc: None, clock=clock)
 
     def stop_when_over() -> None:
         if clock.now_s >= end_s:
@@ -134,7 +134,7 @@ def test_the_loop_tells_whether_some_model_has_work() -> None:
     clock = Clock()
     engine = Worker(clock, 0.005)
     seen: list[bool] = []
-    loop = EngineLoop(lambda outbox: None, lambda exc: None, clock)
+    loop = EngineLoop(lambda outbox: None, lambda exc: None, clock=clock)
 
     def look() -> None:
         seen.append(loop.is_busy)
@@ -155,7 +155,7 @@ class Started:
         self.published: list[Outbox] = []
         self.deaths: list[BaseException] = []
         self.clock = clock or Clock()
-        self.loop = EngineLoop(self.published.append, self.deaths.append, self.clock)
+        self.loop = EngineLoop(self.published.append, self.deaths.append, clock=self.clock)
         self.loop.start()
 
     def __enter__(self) -> Started:
@@ -327,7 +327,7 @@ def heard(steps: list[tuple[float, bool]], interval_s: float) -> list[tuple[floa
         if outbox[-1].is_last:
             loop._stop()
 
-    loop = EngineLoop(publish, lambda exc: None, clock, interval_s)
+    loop = EngineLoop(publish, lambda exc: None, interval_s, clock)
     loop.add(Speaker(clock, steps))
     loop._run()
     return told

@@ -95,9 +95,7 @@ class WorkerApp:
         self._settings = settings
         self._identity = identity
         self._aio = asyncio.get_running_loop()
-        self.loop = EngineLoop(
-            self._publish, self._on_engine_death, stream_interval_s=settings.engine.stream_interval_s
-        )
+        self.loop = EngineLoop(self._publish, self._on_engine_death, settings.engine.stream_interval_s)
         ledger = MemoryLedger(budget_bytes(settings.memory), settings.memory.high_watermark)
         operations = Operations(
             make_loader(settings, ledger, lambda: self.loop.is_busy),

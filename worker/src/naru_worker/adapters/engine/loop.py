@@ -88,8 +88,8 @@ class EngineLoop:
         self,
         publish: Callable[[Outbox], None],
         on_death: Callable[[BaseException], None],
-        clock: Callable[[], float] = time.monotonic,
         stream_interval_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`publish` and `on_death` are called in the engine thread; they hand over to the asyncio thread.
 
