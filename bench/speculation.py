@@ -104,7 +104,11 @@ class Round:
 
 
 def run_round(engine: ModelEngine, workload: Workload, num_tokens: int) -> Round:
-    """Runs all requests; counts time and tokens of steps after all first tokens are out, while all streams run."""
+    """Runs all requests; counts time and tokens of steps after all first tokens are out, while all streams run.
+
+    Raises:
+        PeerError: there was no such step.
+    """
     outbox: Outbox = []
     params = SamplingParams(temperature=workload.temperature, max_tokens=num_tokens, ignore_eos=True)
     for index, prompt in enumerate(workload.prompts):
@@ -129,6 +133,10 @@ def run_round(engine: ModelEngine, workload: Workload, num_tokens: int) -> Round
     failed = next((delta.error for delta in outbox if delta.error is not None), None)
     if failed is not None:
         raise failed
+    if not counted:
+        raise PeerError(
+            f"{workload.name}: streams ended before the last one began; give more than {num_tokens} --tokens"
+        )
     answers: dict[str, tuple[int, ...]] = {}
     for delta in outbox:
         answers[delta.request_id] = answers.get(delta.request_id, ()) + delta.token_ids
