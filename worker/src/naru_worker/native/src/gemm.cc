@@ -71,6 +71,9 @@ void vector_panel(const Linear& job, const Segment& s, int index, const uint8_t*
 
 namespace {
 
+constexpr int kLeastPieces = 8;  // of a member, where there are as many panels
+constexpr int kMostPanels = 4;
+
 // Pieces of `width` panels of one segment each.
 int num_pieces(const Matrix& w, int width) {
   int n = 0;
@@ -115,6 +118,12 @@ void linear_unpacked(const Linear& job, Pool* pool, int member) {
   }
 }
 
+// Panels of a piece: claiming one drains the core's stores, which costs as much as a few rows of a panel.
+int piece_panels(const Matrix& w, int members) {
+  const int width = w.panels / (kLeastPieces * members);
+  return width < 1 ? 1 : width < kMostPanels ? width : kMostPanels;
+}
+
 }  // namespace
 
 void linear(const Linear& job, Pool* pool, int member) {
@@ -124,21 +133,25 @@ void linear(const Linear& job, Pool* pool, int member) {
   if (bytes) byte_tile_shapes();
 #endif
   if (kHasUnpacked && job.rows >= kUnpackedRows) return linear_unpacked(job, pool, member);
+  const int width = piece_panels(*job.w, pool->size());
   const Run run = run_of(*job.w, member, pool->size());
   const Run then = job.then == nullptr ? Run{nullptr, 0} : run_of(*job.then, member, pool->size());
-  Pool::Share share = pool->share(member, job.w->panels);
+  Pool::Share share = pool->share(member, num_pieces(*job.w, width));
   for (int p = pool->claim(&share); p >= 0; p = pool->claim(&share)) {
-    const Segment& s = segment_of(*job.w, p);
-    const uint8_t* panel = s.data + static_cast<size_t>(p - s.first_panel) * s.panel_bytes;
-    // Away from the own run there is nothing to foresee.
-    const uint8_t* ahead = share.is_own() ? fetch_from(panel, run, then) : panel;
+    const Piece piece = piece_at(*job.w, width, p);
+    const Segment& s = *piece.segment;
+    for (int i = piece.index; i < piece.index + piece.count; ++i) {
+      const uint8_t* panel = s.data + static_cast<size_t>(i) * s.panel_bytes;
+      // Away from the own run there is nothing to foresee.
+      const uint8_t* ahead = share.is_own() && panel >= run.begin ? fetch_from(panel, run, then) : panel;
 #if defined(__AMX_TILE__)
-    if (bytes && has_byte_tiles(s.format)) {
-      byte_tile_panel(job, s, p - s.first_panel, panel, ahead);
-      continue;
-    }
+      if (bytes && has_byte_tiles(s.format)) {
+        byte_tile_panel(job, s, i, panel, ahead);
+        continue;
+      }
 #endif
-    vector_panel(job, s, p - s.first_panel, panel, ahead);
+      vector_panel(job, s, i, panel, ahead);
+    }
   }
 #if defined(__AMX_TILE__)
   if (bytes) release_tiles();

@@ -17,13 +17,21 @@ float sum_row(const float* x, int width) {
 
 float sum_squares(const float* x, int width, float mean) {
   const V16 mu = set16(mean);
-  V16 s = set16(0.f);
+  // Four sums, so that one does not wait for the other.
+  V16 s[4];
+  for (V16& each : s) each = set16(0.f);
   int c = 0;
+  for (; c + 64 <= width; c += 64) {
+    for (int i = 0; i < 4; ++i) {
+      const V16 d = load16(x + c + 16 * i) - mu;
+      s[i] = fma16(d, d, s[i]);
+    }
+  }
   for (; c + 16 <= width; c += 16) {
     const V16 d = load16(x + c) - mu;
-    s = fma16(d, d, s);
+    s[0] = fma16(d, d, s[0]);
   }
-  float r = hsum16(s);
+  float r = hsum16((s[0] + s[1]) + (s[2] + s[3]));
   for (; c < width; ++c) r += (x[c] - mean) * (x[c] - mean);
   return r;
 }
@@ -53,7 +61,10 @@ void norm_row(const float* x, int width, const float* weight, const float* bias,
   const float mean = kind == kLayerNorm ? sum_row(x, width) / n : 0.f;
   const float inverse = 1.f / std::sqrt(sum_squares(x, width, mean) / n + eps);
   const V16 mu = set16(mean), inv = set16(inverse);
-  for (int c = 0; c < width; c += 16) {
+  int c = 0;
+  if (kind == kRms && bias == nullptr)
+    for (; c + 16 <= width; c += 16) store16(out + c, load16(x + c) * inv * load16(weight + c));
+  for (; c < width; c += 16) {
     const int left = width - c;
     V16 v = (load16n(x + c, left) - mu) * inv * load16n(weight + c, left);
     if (bias != nullptr) v = v + load16n(bias + c, left);
