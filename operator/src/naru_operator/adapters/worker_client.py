@@ -17,6 +17,8 @@ from naru_proto.v1 import worker_pb2, worker_pb2_grpc
 
 _TIERS = {Tier.COLD: worker_pb2.TIER_COLD, Tier.ACTIVE: worker_pb2.TIER_ACTIVE}
 
+_IDLE_MS = 10_000
+"""Without a call for so long the connection is let go until the next one: pings keep both ends from their rest."""
 _UNLOAD_SPARE_S = 30.0
 """On top of the drain: time in which a worker must have freed the memory."""
 
@@ -49,7 +51,7 @@ class WorkerClient:
     """A channel to one worker."""
 
     def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address)
+        self._channel = grpc.aio.insecure_channel(address, options=[("grpc.client_idle_timeout_ms", _IDLE_MS)])
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
 
     async def load(self, command: LoadModel) -> AsyncIterator[LoadReport]:
