@@ -35,10 +35,12 @@ class NearWriter:
         """Whether there is more to write than that it lasts; a lease that names it must wait for it."""
         return self._near.version != self._version or bool(self._news())
 
-    def renew(self, pipe: Any) -> None:
-        """Adds to a pipeline what lets it last."""
-        if self._near.records:
-            pipe.pexpire(self._key, TTL_MS)
+    def renew(self, pipe: Any) -> int:
+        """Adds to a pipeline what lets it last; the number of commands, whose replies say whether it was there."""
+        if not self._near.records:
+            return 0
+        pipe.pexpire(self._key, TTL_MS)
+        return 1
 
     def forget(self) -> None:
         """Redis has lost it: all of it is news."""

@@ -147,7 +147,7 @@ class LeaseKeeper:
             await self._write_lease(is_there=False)
 
     async def _write_lease(self, *, is_there: bool) -> bool:
-        """Writes what is news, and the lease behind it. False: the last one, that should be there, is lost."""
+        """Writes what is news, and the lease behind it. False: what should have been there is lost."""
         near, infos = self._near, self._infos()
         missing = {digest: info for digest, info in infos.items() if digest not in self._written}
         is_there = is_there and self._last is not None and not missing and not (near is not None and near.has_news)
@@ -164,15 +164,15 @@ class LeaseKeeper:
         pipe.sadd(names.KEY_WORKERS, record.worker_id)
         for digest in infos:
             pipe.expire(names.key_model_info(digest), INFO_TTL_S)
-        if near is not None:
-            near.renew(pipe)
+        num_before = 2 + len(infos)
+        num_kept = num_before + (near.renew(pipe) if near is not None else 0)
         if news != self._told:
             pipe.publish(names.CHANNEL_CHANGES, f"worker:{record.worker_id}")
         told_number = self._add_changes(pipe, record)
         replies = await pipe.execute()
         self._changes.told(told_number)
-        self._written = {d for d, renewed in zip(infos, replies[2 : 2 + len(infos)], strict=True) if renewed}
-        if not replies[0]:
+        self._written = {d for d, renewed in zip(infos, replies[2:num_before], strict=True) if renewed}
+        if not replies[0] or not all(replies[num_before:num_kept]):
             self._last = self._told = None
             if near is not None:
                 near.forget()
