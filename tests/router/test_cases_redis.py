@@ -236,7 +236,8 @@ async def test_a_request_for_a_model_that_is_up_sends_redis_nothing(own: Rig, te
         listener = asyncio.create_task(listen())
 
         async def is_quiet_known() -> bool:
-            return seen[f"HGETALL {names.KEY_MODELS}"] >= 3 and seen[f"SRANDMEMBER {names.KEY_ROUTERS}"] >= 3
+            rounds = (f"HGETALL {names.KEY_MODELS}", f"SRANDMEMBER {names.KEY_ROUTERS}")
+            return all(seen[each] >= 3 for each in rounds) and seen[f"PEXPIRE {names.KEY_KEEPER}"] >= 1
 
         await poll(is_quiet_known)
         quiet = set(seen)

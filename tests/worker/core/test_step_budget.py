@@ -21,11 +21,11 @@ def config(most: int = 2048, target_itl_s: float = 0.1) -> SchedulerConfig:
     [
         (None, 3, 1, 2048),
         (StepPace(), 3, 1, 3 + FIRST_TOKENS),
-        (StepPace(5000.0), 0, 1, 1024),
+        (StepPace(3000.0), 0, 1, 1024),
         (StepPace(9000.0), 0, 1, 2048),
         (StepPace(5000.0, is_shared=True), 0, 1, 448),
         (StepPace(5000.0, 0.01), 8, 1, 8 + 448),
-        (StepPace(5000.0, 0.01), 1, 15, 1 + 1024),
+        (StepPace(3000.0, 0.01), 1, 15, 1 + 1024),
         (StepPace(5000.0, 0.01, is_shared=True), 1, 15, 1 + 448),
         (StepPace(5000.0, 0.01), 8, 16, 8 + 512),
         (StepPace(1000.0, 0.5), 8, 1, 8 + 448),
@@ -78,10 +78,10 @@ def test_a_long_prompt_takes_what_its_streams_leave_and_more_when_they_are_gone(
     engine.step()
     engine.request([2] * 3000)
     pace = StepPace(1000.0, 0.02)
-    assert [row.num_tokens for row in engine.step(pace=pace).rows] == [1, 64]
+    assert [row.num_tokens for row in engine.step(pace=pace).rows] == [1, 128]
     while engine.scheduler.num_running > 1:
         engine.step(pace=pace)
-    assert [row.num_tokens for row in engine.step(pace=pace).rows] == [192]
+    assert [row.num_tokens for row in engine.step(pace=pace).rows] == [384]
 
 
 def test_a_target_without_time_is_refused() -> None:

@@ -124,7 +124,7 @@ class EngineSettings:
     max_num_batched_tokens: int = 0
     """Most tokens of one step, or more where `max_num_seqs` is. 0: 2048, which only prompts without streams beside
     them reach; 256 for the backend ref."""
-    target_itl_s: float = 0.1
+    target_itl_s: float = 0.2
     """Seconds between two tokens of a stream that prompts beside it are cut to keep: a step computes as many of their
     tokens as the model was measured to manage in that time, and no fewer than 64."""
     stream_interval_s: float = 0.02

@@ -72,8 +72,8 @@ class Attempt:
             caller, tokens = job.caller, self._uncached_tokens
             self._place = fleet.queues.enter(job.model, caller.tenant, caller.weight, tokens)
         if trace is not None:
-            now_s = fleet.health.clock()
-            self._trace = trace.add(self.placement.decision, is_held=self.is_held, now_s=now_s, model=job.label)
+            sent_s = self._sending.sent_s  # first output is counted from then, too
+            self._trace = trace.add(self.placement.decision, is_held=self.is_held, now_s=sent_s, model=job.label)
         return ticket
 
     def first_output(self, cached_tokens: int) -> None:

@@ -131,11 +131,11 @@ class Sending:
         "_is_over",
         "_meter",
         "_pair",
-        "_sent_s",
         "_slow_term",
         "_term",
         "_text",
         "_tokens",
+        "sent_s",
     )
 
     def __init__(
@@ -145,7 +145,8 @@ class Sending:
         self._pair = pair = (incarnation, model)
         self._tokens = uncached_tokens
         self._expected_s = expected_s
-        self._sent_s = now_s = health.clock()
+        self.sent_s = now_s = health.clock()
+        """On the clock of health."""
         self._has_begun = self._is_over = False
         self._term = self._slow_term = 0
         self._meter: StartMeter | None = None
@@ -167,7 +168,7 @@ class Sending:
         health, expected_s = self._health, self._expected_s
         now_s = health.clock()
         self._has_begun = True
-        took_s = now_s - self._sent_s
+        took_s = now_s - self.sent_s
         if self._meter is None or expected_s is None:
             return took_s
         breaker = health._breakers.get(self._pair)

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_TTL_S = 5.0
 """Of a router that dies while a model comes up; the others follow its lease for so long."""
-EXCHANGE_TIMEOUT_S = 0.2
+EXCHANGE_TIMEOUT_S = 0.5
 """Requests wait no longer than this for Redis."""
 AWAY_S = 1.0
 """A Redis that did not answer is asked by nobody for so long, and then by one who does not wait."""

@@ -32,7 +32,7 @@ class SchedulerConfig:
     they get what is left over. None: half of the step's tokens."""
     max_draft_tokens: int = 0
     """Most guessed tokens that a sequence computes in one step beside its next one, where they pay; 0: none."""
-    target_itl_s: float = 0.1
+    target_itl_s: float = 0.2
     """Gap between two tokens of a stream that prompts beside it are cut to keep, where they can; see `step_budget`."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from naru_worker.core.scheduler_config import SchedulerConfig
 
-ALONE_STEP_S = 0.25
+ALONE_STEP_S = 0.4
 """Of a step that no stream waits for: how long a new request, or a cancel, waits for its turn."""
 FIRST_TOKENS = 256
 """Prompt tokens of a step before anything was measured."""
