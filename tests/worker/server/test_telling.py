@@ -188,7 +188,9 @@ async def test_an_idle_stream_hears_nothing_when_nothing_changes(monkeypatch: py
         await eventually(lambda: teller.num_looks >= looks + 5, "nobody looks")
         await worker.generate(keyed(ask("r", TEXT, max_tokens=1)))
         frame = await hearer.read()
-        assert frame.route_keys, "the first frame after the first one is about the request"
+        # It may be seen while it is there, or by the keys that it left.
+        is_about_it = frame.load.num_others == 1 or bool(frame.route_keys)
+        assert is_about_it, "the first frame after the first one is about the request"
         await hearer.exchange.close()
         await eventually(lambda: not teller._tellings and teller._timer is None, "it ticks for nobody")
 
