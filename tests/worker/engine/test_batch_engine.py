@@ -97,6 +97,19 @@ def test_a_batch_has_no_more_tokens_than_the_runner_takes() -> None:
     assert bench.runner.batches == [[6, 4], [5], [9]]
 
 
+def test_what_others_have_to_say_leaves_before_a_batch_is_computed() -> None:
+    bench = Bench()
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(len(bench.runner.batches))
+
+    bench.engine.step(bench.outbox, before_long=look)
+    bench.submit("a", (1,), (1,), (1,), (1,))
+    bench.engine.step(bench.outbox, before_long=look)
+    assert (seen, len(bench.runner.batches)) == ([0], 1)
+
+
 def test_texts_of_like_length_run_together_whoever_sent_them() -> None:
     bench = Bench(max_rows=2, window=3)
     bench.submit("a", (1,), (1,) * 5, (2,))

@@ -95,7 +95,6 @@ async def test_at_rest_a_lease_is_renewed_in_one_exchange_and_nothing_is_worked_
     async with running_worker(None, settings(redis_server, LONG_TTL_S), "toy") as worker:
         await until(redis_server, "ready", lambda r: bool(r.models) and r.models["toy"].state == "ready")
         assert worker.app.lease is not None
-        written = worker.app.lease._last
         monkeypatch.setattr(ModelInfoRecord, "digest", lambda self: pytest.fail("the digest of an info is known"))
         await eventually(lambda: calls().get("expire", 0) >= 2, "infos are not renewed")
         written = worker.app.lease._last

@@ -52,7 +52,7 @@ class Planner:
         num_decodes = self._num_decodes
         num_prompts = len(self._roster.running) - num_decodes + len(self._roster.waiting)
         num_tokens = step_budget(self._config, pace, num_decodes, num_prompts)
-        draft = StepDraft(num_tokens, self._config.long_share(num_tokens))
+        draft = StepDraft(num_tokens, self._config.long_share(num_tokens), num_decodes)
         waiting = self._roster.waiting
         self._plan_running(draft, waiting[0].request.priority if waiting else None)
         if not draft.preempted:
@@ -62,6 +62,7 @@ class Planner:
                 self._speculation.add_drafts(draft)
         if draft.is_empty and not draft.ended:
             # The important one found no room, and those held back for it no blocks: they go on at others' cost.
+            draft.num_decodes_left = self._num_decodes
             self._plan_running(draft, None)
         has_work = bool(self._roster.running) or bool(self._roster.waiting)
         draft.is_starved = draft.is_empty and not draft.ended and has_work
@@ -78,7 +79,6 @@ class Planner:
     def _plan_running(self, draft: StepDraft, priority_waiting: int | None) -> None:
         """Books running sequences. Prompts less important than who waits first get only what that one leaves."""
         running = self._roster.running
-        draft.num_decodes_left = self._num_decodes
         index = 0
         while index < len(running):
             sequence = running[index]

@@ -46,12 +46,11 @@ def step_budget(config: SchedulerConfig, pace: StepPace | None, num_decodes: int
         return most
     if pace.prefill_tokens_per_s <= 0.0:
         return min(most, num_decodes + FIRST_TOKENS)
-    target_s, alone_s = config.target_itl_s, max(ALONE_STEP_S, config.target_itl_s)
+    target_s = config.target_itl_s
+    seconds = target_s if pace.is_shared else max(ALONE_STEP_S, target_s)
     if num_decodes:
-        gap_s = min(target_s * max(1.0, num_prompts / num_decodes), target_s if pace.is_shared else alone_s)
+        gap_s = min(target_s * max(1.0, num_prompts / num_decodes), seconds)
         seconds = max(gap_s - pace.decode_step_s, pace.decode_step_s)
-    else:
-        seconds = target_s if pace.is_shared else alone_s
     return min(most, num_decodes + _even(max(LEAST_TOKENS, int(seconds * pace.prefill_tokens_per_s))))
 
 

@@ -39,9 +39,9 @@ class StepDraft:
 
     num_tokens_left: int
     long_share: int
-    num_long_left: int = field(init=False)
-    num_decodes_left: int = 0
+    num_decodes_left: int
     """Running sequences still to come that miss one token: nobody before them may take their place."""
+    num_long_left: int = field(init=False)
     shares: list[Share] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     ended: list[Sequence] = field(default_factory=list)

@@ -204,6 +204,8 @@ class BatchEngine:
             self._queue.remove(item.key)
         self._refresh(items)
         inputs = [self._input(item.key) for item in items]
+        if before_long is not None:
+            before_long()
         try:
             results = self._batches.run(inputs, self._owners[items[0].key].request.outputs)
             assert len(results) == len(items), "a result for each input"
