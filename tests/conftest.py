@@ -25,6 +25,9 @@ sys.path.insert(0, str(Path(__file__).parent / "worker" / "support"))
 # Libraries that would look for models online are told not to.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Kernels for GPUs run on the CPU, one program after another. Decided when they are imported, so once for the process.
+os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 # pytest-asyncio asks for the current loop before it makes its own. Where none was ever set, the main thread would make
 # one then and there, and nobody would close it.

@@ -1,0 +1,1 @@
+"""The `cuda` backend: Triton kernels and torch on NVIDIA GPUs."""
