@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,6 +140,26 @@ def test_files_that_became_unusable_are_not_taken(world: World) -> None:
     assert files.context() is first
     world.replace(*world.authority.issue("third"))
     assert files.context() is not first
+
+
+@pytest.mark.parametrize("rounds_before", range(4))
+async def test_who_connects_just_as_the_files_change_is_served(world: World, rounds_before: int) -> None:
+    """Whatever the server has got to with the connection by then: nothing, accepting it, or setting it up."""
+    await simple(world.rig, **world.settings())
+    server: Any = world.rig.app._http
+    with socket.create_connection(("127.0.0.1", world.rig.app.http_port)) as client:
+        for _ in range(rounds_before):
+            await asyncio.sleep(0)
+        world.replace(*world.authority.issue("second"))
+        before = server._context
+        await server._renew_tls(server._tls)
+        assert server._context is not before
+        client.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=client, ssl=world.context(), server_hostname="127.0.0.1")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_a_revoked_authority_lets_no_new_client_in(world: World, tmp_path: Path) -> None:

@@ -96,8 +96,7 @@ class HttpServer:
         """Takes no new connections, lets replies finish for the grace, then drops what is left."""
         if self._sweeper is None:
             return
-        for server in self._servers:
-            server.close()
+        await self._close(self._servers)
         if self._tls is not None:
             for listener in self._listeners:
                 listener.close()
@@ -138,7 +137,15 @@ class HttpServer:
         except OSError as exc:
             logger.error("the changed TLS files are not used yet: %s", exc)
             return
-        for server in before:
+        await self._close(before)
+
+    async def _close(self, servers: Sequence[asyncio.Server]) -> None:
+        """Has servers take no more connections. asyncio drops what it has accepted but not set up when they close."""
+        for server in servers:
+            for listener in server.sockets:
+                self.loop.remove_reader(listener.fileno())
+        await asyncio.sleep(0)  # until connections that were accepted before are set up
+        for server in servers:
             server.close()
 
     async def _serve_with(self, context: ssl.SSLContext) -> None:
