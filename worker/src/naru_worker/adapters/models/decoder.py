@@ -74,10 +74,13 @@ def forward(ops: Ops, config: ModelConfig, weights: DecoderWeights) -> Any:
         h = ops.norm(x, layer.attn_norm, layer.attn_norm_bias, config.norm_eps, config.norm)
         q = ops.rope_kv(ops.linear(h, layer.qkv), i, config.num_heads, config.rope)
         window = config.sliding_windows[i] if config.sliding_windows else None
-        x = ops.linear_add(ops.attention(q, i, scale, window), layer.o, x)
+        mixed = ops.attention(q, i, scale, window)
+        if i == config.num_layers - 1:  # nobody reads what the last layer makes of the other rows
+            mixed, x = ops.gather(mixed), ops.gather(x)
+        x = ops.linear_add(mixed, layer.o, x)
         h = ops.norm(x, layer.mlp_norm, layer.mlp_norm_bias, config.norm_eps, config.norm)
         x = ops.linear_add(ops.act(ops.linear(h, layer.up), config.activation), layer.down, x)
-    x = ops.norm(ops.gather(x), weights.final_norm, weights.final_norm_bias, config.norm_eps, config.norm)
+    x = ops.norm(x, weights.final_norm, weights.final_norm_bias, config.norm_eps, config.norm)
     return ops.logits(x, weights.lm_head)
 
 

@@ -79,8 +79,7 @@ void Model::gather(int member, int row, int count, int at, int first) {
       if (op.op != kGather) continue;
       const Activations& x = buffers_[op.src].a;
       const Activations& to = buffers_[op.dst].a;
-      memcpy(to.f + static_cast<size_t>(at + i) * to.ld,
-             x.f + static_cast<size_t>(in_.logits_rows[row + i] - first) * x.ld, to.width * sizeof(float));
+      emit_row(to, at + i, x.f + static_cast<size_t>(in_.logits_rows[row + i] - first) * x.ld, kNoTileRow);
     }
   }
   pool_.barrier(member);
@@ -97,7 +96,7 @@ bool Model::run_chunk(int member, int first, int count) {
   return true;
 }
 
-// Final norm, logits and sampling of gathered rows [first, first + count).
+// The rest of the last layer, final norm, logits and sampling of gathered rows [first, first + count).
 bool Model::run_rows(int member, int first, int count) {
   for (size_t i = 0; i < tape_.size(); ++i) {
     if (!tape_[i].tail) continue;
