@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test pytest test-cpu test-api test-asan test-tsan fuzz-api lint fmt gen verify bench bench-accuracy bench-page bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-peers clean
+.PHONY: help up test pytest test-cpu test-api test-asan test-tsan test-gpu-offline gpu-snapshot fuzz-api lint fmt gen verify bench bench-accuracy bench-page bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-peers clean
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -17,6 +17,8 @@ export UV_SYSTEM_CERTS ?= true
 # Half of a process's start is compiling what it imports, wherever the environment forbids to keep that.
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/.cache/bytecode
+# Kernels for GPUs are compiled once for each state of their code.
+export TRITON_CACHE_DIR ?= $(CURDIR)/.cache/triton
 export NARU_HTTP_PORT ?= 8080
 export NARU_GRPC_PORT ?= 8081
 
@@ -80,6 +82,16 @@ test-asan: ## CPU kernels and thread pool under AddressSanitizer and UBSan (minu
 
 test-tsan: ## the same under ThreadSanitizer
 	$(NATIVE_DRIVER) thread $(VARIANTS)
+
+COMPILE_KERNELS := $(BIN)/python -m naru_worker.adapters.ops.cuda.compiling --jobs $(shell getconf _NPROCESSORS_ONLN)
+KERNEL_FIGURES := tests/worker/cuda/kernels.json
+
+test-gpu-offline: $(DEV) ## compiles and judges all CUDA kernels for all GPUs, and tests them under the interpreter: without a GPU
+	$(COMPILE_KERNELS) --check $(KERNEL_FIGURES)
+	NARU_GPU_OFFLINE=1 $(BIN)/python -m pytest tests/worker/cuda $(PYTEST_ARGS)
+
+gpu-snapshot: $(DEV) ## writes what the CUDA kernels take of a GPU, after a change of one (KERNEL="words of names")
+	$(COMPILE_KERNELS) $(if $(KERNEL),--kernel $(KERNEL)) --write-snapshot $(KERNEL_FIGURES)
 
 lint: $(DEV) verify ## ruff, mypy, layer contracts, freshness of printed files
 	$(BIN)/ruff check .

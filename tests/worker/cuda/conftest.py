@@ -1,0 +1,13 @@
+"""Keeps what is slow without a GPU to `make test-gpu-offline`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests marked `gpu_offline` elsewhere."""
+    if item.get_closest_marker("gpu_offline") and os.environ.get("NARU_GPU_OFFLINE") != "1":
+        pytest.skip("slow without a GPU: make test-gpu-offline runs it")
