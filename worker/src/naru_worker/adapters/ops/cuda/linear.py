@@ -1,0 +1,53 @@
+"""y = x @ W.T (+ bias) (+ residual) for a weight of any kind: each run of its rows by the product that fits it.
+
+Called for each linear layer of a step. Launches kernels only: no sync, and fit for a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from naru_worker.adapters.ops.cuda.kernels.gemm_groups import Regime, gemm_groups
+from naru_worker.adapters.ops.cuda.weights import DenseRows, LinearWeight
+
+
+def linear(
+    x: Tensor, weight: LinearWeight, *, regime: Regime, residual: Tensor | None = None, out: Tensor | None = None,
+    arch: int = 80,
+) -> Tensor:  # fmt: skip
+    """X @ W.T (+ bias) (+ residual).
+
+    Args:
+        x: (M, num_columns), the type of the activations.
+        weight: On the same device.
+        regime: Whether the rows were generated or belong to prompts.
+        residual: (M, num_rows), the type of x. May be `out`.
+        out: (M, num_rows), the type of x, mutated; rows may be strided. Made when None.
+        arch: One of `ARCHITECTURES`.
+    """
+    if out is None:
+        out = torch.empty((len(x), weight.num_rows), dtype=x.dtype, device=x.device)
+    first = 0
+    for segment in weight.segments:
+        last = first + segment.num_rows
+        bias = None if weight.bias is None else weight.bias[first:last]
+        added = None if residual is None else residual[:, first:last]
+        if isinstance(segment, DenseRows):
+            _dense(x, segment.values, bias, added, out[:, first:last])
+        else:
+            gemm_groups(x, segment, regime=regime, bias=bias, residual=added, out=out[:, first:last], arch=arch)
+        first = last
+    return out
+
+
+def _dense(x: Tensor, values: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
+    """By cuBLAS, which adds one of bias and residual on its way."""
+    if residual is not None:
+        torch.addmm(residual, x, values.T, out=out)
+        if bias is not None:
+            out += bias
+    elif bias is not None:
+        torch.addmm(bias, x, values.T, out=out)
+    else:
+        torch.mm(x, values.T, out=out)
