@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "worker" / "native"), str(ROOT / "tests" / "worker" / "support")]
 
 from batches import Lane, batch_of  # noqa: E402
-from native_models import checkpoint_of, config_of, random_tensor  # noqa: E402
+from memory_models import checkpoint_of, config_of, random_tensor  # noqa: E402
 from sampling_batches import greedy_batch  # noqa: E402
 
 from naru_worker.adapters.ops import cpu  # noqa: E402

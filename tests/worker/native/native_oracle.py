@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from native_models import Float64Array, MemoryCheckpoint
+from memory_models import Float64Array, MemoryCheckpoint
 
 from naru_worker.core.model_config import ModelConfig
 from naru_worker.core.rope import inverse_frequencies

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batches import batch_of, lanes_for
-from native_models import checkpoint_of, config_of
+from memory_models import checkpoint_of, config_of
 from sampling_batches import greedy_batch, token_masks
 
 from naru_proto.errors import InternalError

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from batches import Lane, all_logits, batch_of
-from native_models import checkpoint_of, config_of
+from memory_models import checkpoint_of, config_of
 
 from naru_worker.adapters.ops import cpu
 from naru_worker.adapters.ops.cpu import CpuRunner

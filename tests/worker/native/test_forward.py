@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batches import Lane, all_logits, alone_and_together, batch_of, lanes_for
-from native_models import MemoryCheckpoint, checkpoint_of, config_of
+from memory_models import MemoryCheckpoint, checkpoint_of, config_of
 from native_oracle import logits_of
 
 from naru_proto.errors import InternalError, LoadError

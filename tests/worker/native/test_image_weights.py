@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from batches import all_logits, batch_of, lanes_for
 from memory_image import MemoryImage, image_of
-from native_models import checkpoint_of, config_of
+from memory_models import checkpoint_of, config_of
 from sampling_batches import sampling_batch
 
 from naru_proto.errors import LoadError

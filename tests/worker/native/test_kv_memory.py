@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches import Lane, batch_of
-from native_models import checkpoint_of, config_of
+from memory_models import checkpoint_of, config_of
 
 from naru_proto.errors import InternalError, LoadError
 from naru_worker.adapters.ops import cpu

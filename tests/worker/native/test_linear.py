@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from native_models import random_tensor
+from memory_models import random_tensor
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.cpu_batch import address

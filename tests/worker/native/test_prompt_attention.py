@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from native_models import Float64Array
+from memory_models import Float64Array
 from prompt_attention import FloatArray, PromptAttention, Shape, queries
 
 pytestmark = pytest.mark.timeout(600)  # the first use of a variant compiles it

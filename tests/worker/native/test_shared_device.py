@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from batches import Lane, all_logits, batch_of
 from memory_image import image_of
-from native_models import checkpoint_of, config_of
+from memory_models import checkpoint_of, config_of
 from sampling_batches import sampling_batch
 
 from naru_proto.errors import LoadError

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from batches import Lane, batch_of
 from memory_image import MemoryImage, image_of
-from native_models import checkpoint_of, config_of
+from memory_models import checkpoint_of, config_of
 from sampling_batches import greedy_batch, sampling_batch
 
 from naru_proto.errors import InternalError, LoadError
