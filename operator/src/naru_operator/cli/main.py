@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from naru_operator.cli.checked import checked
 from naru_operator.cli.cluster.group import cluster, rollout
+from naru_operator.cli.plan import plan
 from naru_operator.cli.tenants import tenants
 from naru_proto import names
 
@@ -275,5 +276,6 @@ def completion(shell: str) -> None:
 
 
 cli.add_command(cluster)
+cli.add_command(plan)
 cli.add_command(rollout)
 cli.add_command(tenants)

@@ -1,0 +1,111 @@
+"""What each kernel of a step must move and compute at least: the work, whatever the GPU.
+
+Bytes are those of a kernel by itself: weights and cached keys and values once, what it takes and gives once. Partial
+results of a split attention and padding are not counted. What one kernel leaves in the cache for the next is counted
+as if it went through memory, so small kernels may be faster than this; weights and long contexts fit in no cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from naru_operator.core.roofline.formats import Weights, kv_token_bytes
+from naru_operator.core.roofline.models import Model
+from naru_proto.shapes import WeightFormat
+
+_ACTIVATION_BYTES = 2
+_LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of one kernel over all its launches in a step."""
+
+    name: str
+    launches: int
+    bytes: int
+    operations: int
+    """Of the tensor cores; what else is computed never decides."""
+    is_fp8: bool = False
+    """Whether the FP8 units can do it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step computes: as many new tokens of every sequence, after what is cached of it."""
+
+    num_sequences: int
+    new_tokens: int
+    """Of each sequence: 1 in a step that generates."""
+    cached_tokens: int
+    """Of each sequence, before the step."""
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all sequences."""
+        return self.num_sequences * self.new_tokens
+
+
+def step_work(model: Model, weights: Weights, kv: str, step: Step) -> Iterator[Work]:
+    """Every kernel of a step, in order of its first launch; those of all layers in one.
+
+    Raises:
+        InvalidRequest: the KV format is not known.
+    """
+    shape, tokens, sequences = model.shape, step.num_tokens, step.num_sequences
+    layers, hidden, inner = shape.num_layers, shape.hidden_size, shape.intermediate_size
+    row = tokens * hidden * _ACTIVATION_BYTES
+    qkv, ups = shape.q_size + 2 * shape.kv_size, inner * (2 if shape.mlp == "gated" else 1)
+    kv_bytes = kv_token_bytes(shape.num_kv_heads, shape.head_dim, kv)
+
+    def product(name: str, rows: int, columns: int) -> Work:
+        return _product(name, layers, tokens, (rows, columns), weights.matrices, is_fp8=weights.is_fp8)
+
+    yield Work("embed", 1, 2 * row, 0)
+    # Adds a branch to the stream and norms it: reads both, writes both. The one before the head sees the last rows.
+    yield Work("norm", 2 * layers, 2 * layers * 4 * row, 0)
+    yield product("qkv", qkv, hidden)
+    written = tokens * (shape.q_size * _ACTIVATION_BYTES + kv_bytes)
+    yield Work("rope, KV write", layers, layers * (tokens * qkv * _ACTIVATION_BYTES + written), 0)
+    yield _attention(model, kv_bytes, step)
+    yield product("o", hidden, shape.q_size)
+    yield product("gate, up" if shape.mlp == "gated" else "up", ups, hidden)
+    yield Work("activation", layers, layers * tokens * (ups + inner) * _ACTIVATION_BYTES, 0)
+    yield product("down", hidden, inner)
+    yield Work("last norm", 1, 2 * sequences * hidden * _ACTIVATION_BYTES, 0)
+    head = _product("head", 1, sequences, (shape.vocab_size, hidden), weights.tables)
+    more = sequences * shape.vocab_size * (_LOGIT_BYTES - _ACTIVATION_BYTES)
+    yield Work(head.name, 1, head.bytes + more, head.operations)
+    yield Work("sample", 1, sequences * shape.vocab_size * _LOGIT_BYTES, 0)
+
+
+def attended(new_tokens: int, cached_tokens: int, window: int = 0) -> int:
+    """Pairs of a new token and one that it sees, itself among them; a window of 0 is none."""
+    if not window:
+        return new_tokens * cached_tokens + new_tokens * (new_tokens + 1) // 2
+    # Tokens before the window is full see one more each; the others see the window.
+    rising = min(new_tokens, max(window - cached_tokens, 0))
+    return attended(rising, cached_tokens) + (new_tokens - rising) * window
+
+
+def _attention(model: Model, kv_bytes: int, step: Step) -> Work:
+    shape = model.shape
+    total_bytes = operations = 0
+    for window in model.windows or (0,) * shape.num_layers:
+        seen = step.cached_tokens + step.new_tokens
+        if window:
+            seen = min(seen, window + step.new_tokens - 1)
+        own = 2 * step.num_tokens * shape.q_size * _ACTIVATION_BYTES
+        total_bytes += step.num_sequences * seen * kv_bytes + own
+        # A product with the keys and one with the values, a multiplication and an addition for each element.
+        operations += 4 * shape.q_size * step.num_sequences * attended(step.new_tokens, step.cached_tokens, window)
+    return Work("attention", shape.num_layers * (2 if step.new_tokens == 1 else 1), total_bytes, operations)
+
+
+def _product(
+    name: str, layers: int, tokens: int, size: tuple[int, int], format_: WeightFormat, *, is_fp8: bool = False
+) -> Work:
+    rows, columns = size
+    moved = format_.matrix_bytes(rows, columns) + tokens * (rows + columns) * _ACTIVATION_BYTES
+    return Work(name, layers, layers * moved, layers * 2 * tokens * rows * columns, is_fp8)

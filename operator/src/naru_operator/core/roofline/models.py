@@ -1,0 +1,55 @@
+"""Models by their published names: shapes that many people know, so that none of their files is needed to plan.
+
+Source: the config.json that each model is published with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from naru_proto.shapes import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a model's steps cost depends on this."""
+
+    name: str
+    shape: ModelShape
+    max_context: int
+    """Tokens it was made for."""
+    windows: tuple[int, ...] = ()
+    """Tokens that each layer's attention sees at most; 0: all. Empty: all layers see all."""
+    weights: str = "bf16"
+    """The format of its files, one of `formats.WEIGHTS`."""
+
+
+def _llama(layers: int, hidden: int, inner: int, heads: int, *, head_dim: int = 128, tied: bool = False) -> ModelShape:
+    return ModelShape(layers, hidden, inner, heads, 8, head_dim, 128_256, is_head_tied=tied)
+
+
+def _qwen(layers: int, hidden: int, inner: int, heads: int, kv_heads: int, *, tied: bool = False) -> ModelShape:
+    head_dim = hidden // heads
+    vocab = 151_936 if tied else 152_064
+    return ModelShape(layers, hidden, inner, heads, kv_heads, head_dim, vocab, is_head_tied=tied, has_qkv_bias=True)
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        Model("llama-3.1-8b", _llama(32, 4096, 14_336, 32), 131_072),
+        Model("llama-3.1-70b", _llama(80, 8192, 28_672, 64), 131_072),
+        Model("llama-3.2-1b", _llama(16, 2048, 8192, 32, head_dim=64, tied=True), 131_072),
+        Model("llama-3.2-3b", _llama(28, 3072, 8192, 24, tied=True), 131_072),
+        Model("mistral-7b-v0.3", ModelShape(32, 4096, 14_336, 32, 8, 128, 32_768), 32_768),
+        Model("qwen2.5-0.5b", _qwen(24, 896, 4864, 14, 2, tied=True), 32_768),
+        Model("qwen2.5-1.5b", _qwen(28, 1536, 8960, 12, 2, tied=True), 32_768),
+        Model("qwen2.5-3b", _qwen(36, 2048, 11_008, 16, 2, tied=True), 32_768),
+        Model("qwen2.5-7b", _qwen(28, 3584, 18_944, 28, 4), 32_768),
+        Model("qwen2.5-14b", _qwen(48, 5120, 13_824, 40, 8), 32_768),
+        Model("qwen2.5-32b", _qwen(64, 5120, 27_648, 40, 8), 32_768),
+        Model("qwen2.5-72b", _qwen(80, 8192, 29_568, 64, 8), 32_768),
+        Model("smollm2-135m", ModelShape(30, 576, 1536, 9, 3, 64, 49_152, is_head_tied=True), 8192),
+    )
+}
+"""By the name that a user writes."""
