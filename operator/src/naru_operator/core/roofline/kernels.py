@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from naru_operator.core.roofline.formats import Weights, kv_token_bytes
 from naru_operator.core.roofline.models import Model
-from naru_proto.shapes import WeightFormat
+from naru_proto.shapes import ModelShape
 
 _ACTIVATION_BYTES = 2
 _LOGIT_BYTES = 4
@@ -53,31 +53,34 @@ def step_work(model: Model, weights: Weights, kv: str, step: Step) -> Iterator[W
     Raises:
         InvalidRequest: the KV format is not known.
     """
-    shape, tokens, sequences = model.shape, step.num_tokens, step.num_sequences
+    shape = model.shape
     layers, hidden, inner = shape.num_layers, shape.hidden_size, shape.intermediate_size
-    row = tokens * hidden * _ACTIVATION_BYTES
     qkv, ups = shape.q_size + 2 * shape.kv_size, inner * (2 if shape.mlp == "gated" else 1)
     kv_bytes = kv_token_bytes(shape.num_kv_heads, shape.head_dim, kv)
+    rows = layers * step.num_tokens
+    # Behind its attention the last layer goes on with each sequence's last token alone.
+    late_rows = rows - step.num_tokens + step.num_sequences
 
-    def product(name: str, rows: int, columns: int) -> Work:
-        return _product(name, layers, tokens, (rows, columns), weights.matrices, is_fp8=weights.is_fp8)
+    def product(name: str, count: int, outputs: int, inputs: int, *, adds: int = 0) -> Work:
+        taken = count * (inputs + outputs + adds) * _ACTIVATION_BYTES
+        moved = layers * weights.matrices.matrix_bytes(outputs, inputs) + taken
+        return Work(name, layers, moved, 2 * count * outputs * inputs, weights.is_fp8)
 
-    yield Work("embed", 1, 2 * row, 0)
-    # Adds a branch to the stream and norms it: reads both, writes both. The one before the head sees the last rows.
-    yield Work("norm", 2 * layers, 2 * layers * 4 * row, 0)
-    yield product("qkv", qkv, hidden)
-    written = tokens * (shape.q_size * _ACTIVATION_BYTES + kv_bytes)
-    yield Work("rope, KV write", layers, layers * (tokens * qkv * _ACTIVATION_BYTES + written), 0)
+    def pointwise(name: str, launches: int, elements: int) -> Work:
+        return Work(name, launches, elements * _ACTIVATION_BYTES, 0)
+
+    yield pointwise("embed", 1, 2 * step.num_tokens * hidden)
+    yield pointwise("norm", 2 * layers + 1, 2 * (rows + late_rows + step.num_sequences) * hidden)
+    yield product("qkv", rows, qkv, hidden)
+    written = rows * (shape.q_size * _ACTIVATION_BYTES + kv_bytes)
+    yield Work("rope, KV write", layers, rows * qkv * _ACTIVATION_BYTES + written, 0)
     yield _attention(model, kv_bytes, step)
-    yield product("o", hidden, shape.q_size)
-    yield product("gate, up" if shape.mlp == "gated" else "up", ups, hidden)
-    yield Work("activation", layers, layers * tokens * (ups + inner) * _ACTIVATION_BYTES, 0)
-    yield product("down", hidden, inner)
-    yield Work("last norm", 1, 2 * sequences * hidden * _ACTIVATION_BYTES, 0)
-    head = _product("head", 1, sequences, (shape.vocab_size, hidden), weights.tables)
-    more = sequences * shape.vocab_size * (_LOGIT_BYTES - _ACTIVATION_BYTES)
-    yield Work(head.name, 1, head.bytes + more, head.operations)
-    yield Work("sample", 1, sequences * shape.vocab_size * _LOGIT_BYTES, 0)
+    yield product("o", late_rows, hidden, shape.q_size, adds=hidden)
+    yield product("gate, up" if shape.mlp == "gated" else "up", late_rows, ups, hidden)
+    yield pointwise("activation", layers, late_rows * (ups + inner))
+    yield product("down", late_rows, hidden, inner, adds=hidden)
+    yield _head(shape, weights, step.num_sequences)
+    yield Work("sample", 1, step.num_sequences * shape.vocab_size * _LOGIT_BYTES, 0)
 
 
 def attended(new_tokens: int, cached_tokens: int, window: int = 0) -> int:
@@ -103,9 +106,7 @@ def _attention(model: Model, kv_bytes: int, step: Step) -> Work:
     return Work("attention", shape.num_layers * (2 if step.new_tokens == 1 else 1), total_bytes, operations)
 
 
-def _product(
-    name: str, layers: int, tokens: int, size: tuple[int, int], format_: WeightFormat, *, is_fp8: bool = False
-) -> Work:
-    rows, columns = size
-    moved = format_.matrix_bytes(rows, columns) + tokens * (rows + columns) * _ACTIVATION_BYTES
-    return Work(name, layers, layers * moved, layers * 2 * tokens * rows * columns, is_fp8)
+def _head(shape: ModelShape, weights: Weights, count: int) -> Work:
+    taken = count * (shape.hidden_size * _ACTIVATION_BYTES + shape.vocab_size * _LOGIT_BYTES)
+    moved = weights.tables.matrix_bytes(shape.vocab_size, shape.hidden_size) + taken
+    return Work("head", 1, moved, 2 * count * shape.vocab_size * shape.hidden_size)
