@@ -48,6 +48,16 @@ class KernelFigures:
         return f"{self.name}@{self.arch}"
 
 
+def load_triton() -> Any:
+    """The package `triton` with its compiler, set up as launches have it."""
+    # The same as Triton's default; unset, it warns. Part of the key of its cache.
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    import triton.backends.compiler
+    import triton.compiler
+
+    return triton
+
+
 def kernel_modules() -> list[str]:
     """The names of all modules that have kernels, in alphabetical order, without the package's.
 
@@ -74,7 +84,7 @@ def compile_case(case: CompileCase) -> KernelFigures:
         ValueError: the case names a parameter that its kernel hasn't, or leaves one out.
         Exception: what Triton or ptxas raise about code that they cannot compile.
     """
-    triton = _triton()
+    triton = load_triton()
     started = time.perf_counter()
     compiled = triton.compile(
         triton.compiler.ASTSource(**_source(case)),
@@ -115,15 +125,6 @@ def opcodes(text: str) -> frozenset[str]:
     return frozenset(_INSTRUCTION.findall(text))
 
 
-def _triton() -> Any:
-    # The same as Triton's default; unset, it warns. Part of the key of its cache, so launches set it too.
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-    import triton.backends.compiler
-    import triton.compiler
-
-    return triton
-
-
 def _source(case: CompileCase) -> dict[str, Any]:
     names = list(case.kernel.arg_names)
     if list(case.signature) != names:
@@ -141,7 +142,7 @@ def _source(case: CompileCase) -> dict[str, Any]:
 
 
 def _ask_cuobjdump(question: str, cubin: bytes) -> str:
-    program = Path(_triton().__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    program = Path(load_triton().__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
