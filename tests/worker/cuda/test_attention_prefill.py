@@ -13,9 +13,10 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from paged_attention import E4M3, PagedCase, paged_case  # noqa: E402
+
 from naru_worker.adapters.ops.cuda.kernels.attention_prefill import attention_prefill, compile_cases  # noqa: E402
 from naru_worker.adapters.ops.cuda.kernels.compile_case import ARCHITECTURES  # noqa: E402
-from paged_attention import E4M3, PagedCase, paged_case  # noqa: E402
 
 SCALE = 0.2
 

@@ -38,7 +38,7 @@ def test_lists_and_truth_values() -> None:
         (["--num-threads", "many"], {}, ("--num-threads", "'many'", "whole number")),
         ([], {"NARU_WORKER_NUM_THREADS": "2.5"}, ("NARU_WORKER_NUM_THREADS", "'2.5'")),
         (["--num-threads", "-1"], {}, ("num_threads", "-1")),
-        (["--backend", "gpu"], {}, ("--backend", "'gpu'", "cpu, ref")),
+        (["--backend", "gpu"], {}, ("--backend", "'gpu'", "cpu, cuda, ref")),
         (["--speculation", "maybe"], {}, ("--speculation", "'maybe'", "auto, off")),
         (["--max-draft-tokens", "0"], {}, ("max_draft_tokens", "0")),
         (["--kv-cache-dtype", "fp8"], {}, ("--kv-cache-dtype", "'fp8'", "auto, float16, int8")),

@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from naru_worker.adapters.engine.operations import Operations
 from naru_worker.adapters.memory.bookings import Bookings
 from naru_worker.adapters.memory.ledger import MemoryLedger
 from naru_worker.adapters.metrics import MetricsServer, ModelSample, WorkerSample, ask_loop
+from naru_worker.adapters.model_memory import ModelMemory, open_memory
 from naru_worker.adapters.registry import LeaseKeeper
 from naru_worker.adapters.server import describe
 from naru_worker.adapters.server.board import RequestBoard
@@ -47,12 +47,12 @@ from naru_worker.core.hub.config import HubConfig
 from naru_worker.core.hub.events import Ask
 from naru_worker.core.hub.hub import Hub
 from naru_worker.core.residency import ModelSpec, ModelState
-from naru_worker.settings import MemorySettings, WorkerSettings, split_address
+from naru_worker.settings import WorkerSettings, split_address
 
 _log = logging.getLogger(__name__)
 
-BUDGET_SHARE, HOST_SHARE = 0.7, 0.1
-"""Of the memory this process may use, where no budget is set; the rest is for the process itself and the page cache."""
+HOST_SHARE = 0.1
+"""Of the memory this process may use, for weights that wait in host memory, where no budget of theirs is set."""
 FLUSH_TIMEOUT_S = 2.0
 """For last deltas to reach their readers at the end."""
 WATCH_INTERVAL_S = 1.0
@@ -60,8 +60,6 @@ WATCH_INTERVAL_S = 1.0
 SWITCH_INTERVAL_S = 0.0005
 """The engine thread waits this long for the GIL when its native step is over and the server is busy; 5 ms is usual."""
 
-RELEASE_INTERVAL_S = 10.0
-"""Between two times that the allocator gives back what it keeps: every thread that allocates waits for it meanwhile."""
 SPARE_THREADS = 2
 """Unloads must not wait behind loads."""
 
@@ -73,40 +71,29 @@ class StartError(Exception):
     """The worker cannot start; the message is a sentence for a person."""
 
 
-@dataclass(slots=True, eq=False)
-class _MachineMemory:
-    released_s: float = 0.0
-
-    def available_bytes(self) -> int:
-        return machine.memory_available_bytes()
-
-    def release(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self.released_s >= RELEASE_INTERVAL_S:
-            self.released_s = now_s
-            machine.release_free_memory()
-
-
 class WorkerApp:
     """A built worker. Use `start`, then wait for `stopped` or call `shut_down`."""
 
-    def __init__(self, settings: WorkerSettings, make_loader: MakeLoader, identity: WorkerIdentity) -> None:
+    def __init__(
+        self, settings: WorkerSettings, make_loader: MakeLoader, identity: WorkerIdentity, memory: ModelMemory
+    ) -> None:
         """Must be called in the asyncio thread."""
         self._settings = settings
         self._identity = identity
         self._aio = asyncio.get_running_loop()
         self.loop = EngineLoop(self._publish, self._on_engine_death, settings.engine.stream_interval_s)
-        ledger = MemoryLedger(budget_bytes(settings.memory), settings.memory.high_watermark)
+        budget_bytes = settings.memory.memory_budget_bytes or memory.default_budget_bytes()
+        ledger = MemoryLedger(budget_bytes, settings.memory.high_watermark)
         operations = Operations(
             make_loader(settings, ledger, lambda: self.loop.is_busy),
             self.loop,
-            _MachineMemory(),
+            memory,
             Bookings(ledger),
             self._drain_model,
             settings.server.load_timeout_s,
             LoadingThreads(settings.residency.max_loads + settings.residency.max_fetches + SPARE_THREADS),
         )
-        self.hub = ModelHub(Hub(hub_config(settings)), operations, time.monotonic)
+        self.hub = ModelHub(Hub(hub_config(settings, budget_bytes)), operations, time.monotonic)
         self.board = RequestBoard(
             self.loop,
             self.hub,
@@ -333,7 +320,7 @@ def build(settings: WorkerSettings, make_loader: MakeLoader | None = None) -> Wo
     """All parts of one worker process.
 
     Raises:
-        StartError: the environment forces kernels that do not run here.
+        StartError: the environment forces kernels that do not run here, or the backend needs a GPU that is not there.
     """
     threads = cores.compute_threads(settings.engine.num_threads)
     for warning in (threads.warning, machine.huge_pages_warning()):
@@ -346,12 +333,21 @@ def build(settings: WorkerSettings, make_loader: MakeLoader | None = None) -> Wo
         isa=_isa(settings),
         num_threads=threads.count,
     )
-    return WorkerApp(settings, make_loader or _disk_loader, identity)
+    return WorkerApp(settings, make_loader or _disk_loader, identity, _memory(settings))
 
 
 def num_threads(settings: WorkerSettings) -> int:
     """Threads that compute."""
     return cores.compute_threads(settings.engine.num_threads).count
+
+
+def _memory(settings: WorkerSettings) -> ModelMemory:
+    try:
+        return open_memory(settings.engine.backend)
+    except ImportError as error:
+        raise StartError(f"backend 'cuda' cannot be used here: {error}; install naru[cuda]") from error
+    except NaruError as error:
+        raise StartError(f"backend 'cuda' cannot be used here: {error}") from error
 
 
 def _isa(settings: WorkerSettings) -> str:
@@ -361,17 +357,12 @@ def _isa(settings: WorkerSettings) -> str:
         raise StartError(str(error)) from error
 
 
-def budget_bytes(memory: MemorySettings) -> int:
-    """Bytes for loaded models."""
-    return memory.memory_budget_bytes or int(BUDGET_SHARE * machine.memory_limit_bytes())
-
-
-def hub_config(settings: WorkerSettings) -> HubConfig:
-    """The hub's limits."""
+def hub_config(settings: WorkerSettings, budget_bytes: int) -> HubConfig:
+    """The hub's limits, with so many bytes for loaded models."""
     memory, residency = settings.memory, settings.residency
     host_bytes = memory.host_budget_bytes
     return HubConfig(
-        budget_bytes=budget_bytes(memory),
+        budget_bytes=budget_bytes,
         host_budget_bytes=int(HOST_SHARE * machine.memory_limit_bytes()) if host_bytes < 0 else host_bytes,
         high_watermark=memory.high_watermark,
         low_watermark=memory.low_watermark,

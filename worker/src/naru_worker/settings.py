@@ -14,8 +14,8 @@ from typing import Literal
 from naru_proto import names
 from naru_worker.core.residency import KV_CACHE_DTYPES, KVCacheDtype
 
-BackendName = Literal["cpu", "ref"]
-_STEP_TOKENS: dict[BackendName, int] = {"cpu": 2048, "ref": 256}
+BackendName = Literal["cpu", "cuda", "ref"]
+_STEP_TOKENS: dict[BackendName, int] = {"cpu": 2048, "cuda": 8192, "ref": 256}
 """Most tokens of one step, by default: the native kernels cut long ones into pieces, torch's tensors grow with them."""
 SpeculationName = Literal["auto", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -114,7 +114,7 @@ class EngineSettings:
     """How models run. Each can be overruled per model by the options of a load."""
 
     backend: BackendName = "cpu"
-    """Kernels: cpu is the native one, ref the slow oracle in torch."""
+    """Kernels: cpu is the native one, cuda that of NVIDIA GPUs, ref the slow oracle in torch."""
     num_threads: int = 0
     """Threads that compute. 0: one per core that affinity and CPU quota leave; more are cut to that."""
     block_size: int = 16
@@ -123,7 +123,7 @@ class EngineSettings:
     """Most sequences in one step; buffers are sized for it."""
     max_num_batched_tokens: int = 0
     """Most tokens of one step, or more where `max_num_seqs` is. 0: 2048, which only prompts without streams beside
-    them reach; 256 for the backend ref."""
+    them reach; 8192 for the backend cuda, 256 for ref."""
     target_itl_s: float = 0.2
     """Seconds between two tokens of a stream that prompts beside it are cut to keep: a step computes as many of their
     tokens as the model was measured to manage in that time, and no fewer than 64."""
@@ -152,8 +152,8 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         """Checks ranges."""
-        if self.backend not in ("cpu", "ref"):
-            raise SettingsError(f"backend is {self.backend!r}; it must be cpu or ref")
+        if self.backend not in _STEP_TOKENS:
+            raise SettingsError(f"backend is {self.backend!r}; it must be one of {', '.join(_STEP_TOKENS)}")
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             known = ", ".join(KV_CACHE_DTYPES)
             raise SettingsError(f"kv_cache_dtype is {self.kv_cache_dtype!r}; it must be one of {known}")

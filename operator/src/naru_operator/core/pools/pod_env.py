@@ -62,8 +62,10 @@ def _ours(pool: WorkerPool, settings: PodSettings) -> Iterator[Object]:
         values["MEMORY_BUDGET_BYTES"] = str(spec.memory.budget_bytes)
     if spec.memory.host_bytes is not None:
         values["HOST_BUDGET_BYTES"] = str(spec.memory.host_bytes)
-    if spec.accelerator.kind == "cuda" and spec.accelerator.num_accelerators > 1:
-        values["NUM_ACCELERATORS"] = str(spec.accelerator.num_accelerators)
+    if spec.accelerator.kind == "cuda":
+        values["BACKEND"] = "cuda"
+        if spec.accelerator.num_accelerators > 1:
+            values["NUM_ACCELERATORS"] = str(spec.accelerator.num_accelerators)
     if spec.threads is not None:
         values["NUM_THREADS"] = str(spec.threads)
     if spec.cache.size_bytes is not None:

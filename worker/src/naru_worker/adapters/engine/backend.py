@@ -14,8 +14,16 @@ from naru_worker.core.encoder_config import EncoderConfig
 from naru_worker.core.model_config import ModelConfig
 from naru_worker.core.residency import KVCacheDtype
 
-_MODULES = {"cpu": "naru_worker.adapters.ops.cpu", "ref": "naru_worker.adapters.ops.ref"}
-_ENCODER_MODULES = {"cpu": "naru_worker.adapters.ops.cpu_encoder", "ref": "naru_worker.adapters.ops.ref_encoder"}
+_MODULES = {
+    "cpu": "naru_worker.adapters.ops.cpu",
+    "cuda": "naru_worker.adapters.ops.cuda.backend",
+    "ref": "naru_worker.adapters.ops.ref",
+}
+_ENCODER_MODULES = {
+    "cpu": "naru_worker.adapters.ops.cpu_encoder",
+    "cuda": "naru_worker.adapters.ops.cuda.encoder",
+    "ref": "naru_worker.adapters.ops.ref_encoder",
+}
 
 
 class Backend(Protocol):

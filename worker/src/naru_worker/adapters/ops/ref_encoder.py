@@ -69,7 +69,7 @@ class RefEncoder:
         batch = list(inputs)
         check_inputs(self._config, batch, self._options)
         with torch.inference_mode():
-            rows: list[FloatArray] = [self._result(self._hidden(each)).numpy() for each in batch]
+            rows: list[FloatArray] = [self._result(self._hidden(each)).cpu().numpy() for each in batch]
         return np.stack(rows)
 
     def close(self) -> None:

@@ -1,0 +1,33 @@
+"""The worker on this backend, under Triton's interpreter: what clients see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.gpu_offline, pytest.mark.timeout(600)]
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from tiny_models import TinySpec  # noqa: E402
+from toy_worker import ask, ids  # noqa: E402
+from worker_process import worker_process  # noqa: E402
+
+from naru_proto.v1 import worker_pb2  # noqa: E402
+
+
+async def test_a_worker_answers_as_the_reference_does(tiny_model: Callable[[TinySpec], Path]) -> None:
+    folder = tiny_model(TinySpec(num_layers=1))
+    answers = []
+    for backend in ("cuda", "ref"):
+        async with worker_process("--backend", backend) as worker:
+            options = worker_pb2.EngineOptions(max_model_len=256, kv_cache_bytes=2**21)
+            request = worker_pb2.LoadRequest(model="tiny", uri=f"file://{folder}", generation=1, options=options)
+            progress = [each async for each in worker.stub.Load(request)]
+            assert progress[-1].state == worker_pb2.MODEL_STATE_READY, progress[-1]
+            runs = [[delta async for delta in worker.stub.Generate(ask(text, text, model="tiny"))] for text in "ab"]
+            assert all(run[-1].request_done and not run[-1].error.code for run in runs)
+            answers.append([ids(run) for run in runs])
+    assert answers[0] == answers[1]

@@ -1,0 +1,85 @@
+"""The memory that models are loaded into: the machine's, or its GPU's. Made by `app` for the worker's backend."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from naru_worker.adapters import machine
+
+HOST_SHARE, GPU_SHARE = 0.7, 0.9
+"""Of the memory that there is, where no budget is set. The rest of a machine's is for the process itself and the page
+cache, that of a GPU for the driver, compiled kernels and what libraries keep."""
+RELEASE_INTERVAL_S = 10.0
+"""Between two times that the allocator gives back what it keeps: every thread that allocates waits for it meanwhile."""
+
+
+class ModelMemory(Protocol):
+    """What loads ask."""
+
+    def default_budget_bytes(self) -> int:
+        """For models, where the settings name no budget."""
+
+    def available_bytes(self) -> int:
+        """What can be taken now."""
+
+    def release(self) -> None:
+        """Gives back what is kept without being used. May block for milliseconds."""
+
+
+class MachineMemory:
+    """Of the CPU backends."""
+
+    def __init__(self) -> None:
+        self._released_s = 0.0
+
+    def default_budget_bytes(self) -> int:
+        """A share of what the cgroup allows."""
+        return int(HOST_SHARE * machine.memory_limit_bytes())
+
+    def available_bytes(self) -> int:
+        """As cgroup and host tell."""
+        return machine.memory_available_bytes()
+
+    def release(self) -> None:
+        """At most every `RELEASE_INTERVAL_S`."""
+        now_s = time.monotonic()
+        if now_s - self._released_s >= RELEASE_INTERVAL_S:
+            self._released_s = now_s
+            machine.release_free_memory()
+
+
+class GpuMemory:
+    """Of the GPU. Opens it."""
+
+    def __init__(self) -> None:
+        """Raises LoadError where no GPU can be used; says why."""
+        from naru_worker.adapters.ops.cuda.device import open_gpu
+
+        self._gpu = open_gpu()
+
+    def default_budget_bytes(self) -> int:
+        """A share of the GPU's memory."""
+        return int(GPU_SHARE * self._gpu.total_bytes)
+
+    def available_bytes(self) -> int:
+        """What the driver has left, and what torch's allocator keeps unused."""
+        return self._gpu.available_bytes()
+
+    def release(self) -> None:
+        """Back to the driver, so that other processes on the GPU see it."""
+        self._gpu.release()
+
+
+def open_memory(backend: str) -> ModelMemory:
+    """The memory of a backend's models.
+
+    Raises:
+        LoadError: it is a GPU's, and none can be used.
+        ImportError: torch is not installed.
+    """
+    if backend != "cuda":
+        return MachineMemory()
+    memory = GpuMemory()
+    # Under Triton's interpreter the GPU is the machine.
+    return memory if memory.default_budget_bytes() else MachineMemory()

@@ -1,0 +1,63 @@
+"""The `cuda` backend: models on one NVIDIA GPU, by Triton kernels and cuBLAS.
+
+Loaded by name like any backend (`load_runner`, `weight_bytes`, `kv_block_bytes`, `workspace_bytes`). Under
+``TRITON_INTERPRET=1`` the same code computes on the CPU, slowly and in float32: that is how it is tested without a GPU.
+
+Where weights are quantized, a token's result depends on its kind (prompt or generated) and on its sequence alone;
+products with 16-bit weights are cuBLAS's, whose order of additions may change with the number of rows.
+"""
+
+from __future__ import annotations
+
+from naru_worker.adapters.models.decoder import load_weights
+from naru_worker.adapters.ops.cuda.checkpoint_weights import WeightSizer
+from naru_worker.adapters.ops.cuda.device import open_gpu
+from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type
+from naru_worker.adapters.ops.cuda.runner import CudaRunner
+from naru_worker.adapters.ops.protocol import KVConfig, RunnerOptions
+from naru_worker.adapters.weights.checkpoint import Checkpoint
+from naru_worker.core.model_config import ModelConfig
+
+__all__ = ["CudaRunner", "kv_block_bytes", "load_runner", "weight_bytes", "workspace_bytes"]
+
+_ACTIVATION_BYTES, _LOGIT_BYTES = 2, 12
+"""A logit is there as an activation, as a float, and once more while it is sampled."""
+
+
+def load_runner(checkpoint: Checkpoint, options: RunnerOptions) -> CudaRunner:
+    """Packs the weights on the CPU, puts them on the GPU and allocates the KV cache.
+
+    Raises:
+        LoadError: there is no GPU to use, a tensor does not fit the config, or the GPU has no room.
+    """
+    return CudaRunner(open_gpu(), checkpoint, options, weight_bytes(checkpoint))
+
+
+def weight_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes of the weights on the GPU.
+
+    Raises:
+        LoadError: there is no GPU to use, or a tensor does not fit the config.
+    """
+    sizer = WeightSizer(open_gpu().activation_dtype)
+    load_weights(sizer, checkpoint)  # type: ignore[arg-type]  # only the weight half of the protocol is called
+    return sizer.num_bytes
+
+
+def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+    """Bytes of one KV block over all layers.
+
+    Raises:
+        LoadError: there is no GPU to use.
+    """
+    kv = KVConfig(config.num_layers, config.num_kv_heads, config.head_dim, options.block_size, 1)
+    return block_bytes(kv, element_type(options.kv_format, open_gpu().activation_dtype))
+
+
+def workspace_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+    """About the activations of a step: torch's allocator takes and keeps them."""
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    widths = 4 * config.hidden_size + 2 * qkv + 3 * config.intermediate_size
+    rotations = 4 * options.max_model_len * config.head_dim
+    logits = options.max_num_seqs * config.vocab_size * _LOGIT_BYTES
+    return options.max_num_tokens * widths * _ACTIVATION_BYTES + logits + rotations

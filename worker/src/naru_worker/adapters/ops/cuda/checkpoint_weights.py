@@ -1,0 +1,88 @@
+"""The weight half of the operation protocol: a checkpoint's tensors, packed on the CPU and put on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from naru_proto.errors import LoadError
+from naru_worker.adapters.ops.cuda.device import GpuDevice
+from naru_worker.adapters.ops.cuda.weights import LinearWeight, pack_matrix, pack_vector, packed_bytes
+from naru_worker.adapters.ops.protocol import RawTensor
+
+_VECTOR_BYTES = 4
+
+
+class DeviceWeights:
+    """Packs and places; one tensor that is both table and matrix is stored once. Not thread-safe."""
+
+    def __init__(self, gpu: GpuDevice) -> None:
+        self._gpu = gpu
+        self._alone: dict[str, LinearWeight] = {}
+
+    def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> LinearWeight:
+        """Stacks parts by rows; their formats may differ.
+
+        Raises:
+            LoadError: parts do not fit one another, a value does not fit its type, or the GPU has no room.
+        """
+        is_alone = len(parts) == 1 and biases[0] is None
+        if is_alone and parts[0].name in self._alone:
+            return self._alone[parts[0].name]
+        weight = pack_matrix(parts, biases, self._gpu.activation_dtype).placed(self._place)
+        if is_alone:
+            self._alone[parts[0].name] = weight
+        return weight
+
+    def vector(self, tensor: RawTensor) -> Tensor:
+        """A float32 vector.
+
+        Raises:
+            LoadError: it is no float vector, its data is short, or the GPU has no room.
+        """
+        return self._place(pack_vector(tensor))
+
+    def table(self, tensor: RawTensor) -> LinearWeight:
+        """A matrix whose rows are looked up."""
+        return self.matrix([tensor], [None])
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        try:
+            return tensor.to(self._gpu.torch_device)
+        except torch.OutOfMemoryError as exc:
+            raise LoadError(
+                f"{self._gpu.name} has no room for {tensor.nbytes} more bytes of weights; lower memory_budget_bytes, "
+                "or load fewer models"
+            ) from exc
+
+
+class WeightSizer:
+    """Adds up what `DeviceWeights` will take; reads no data."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """`dtype`: of the activations."""
+        self.num_bytes = 0
+        self._dtype = dtype
+        self._alone: set[str] = set()
+
+    def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> None:
+        """Counts a matrix; one of the same single tensor is counted once.
+
+        Raises:
+            LoadError: parts do not fit one another.
+        """
+        if len(parts) == 1 and biases[0] is None:
+            if parts[0].name in self._alone:
+                return
+            self._alone.add(parts[0].name)
+        self.num_bytes += packed_bytes(parts, biases, self._dtype)
+
+    def vector(self, tensor: RawTensor) -> None:
+        """Counts a vector."""
+        self.num_bytes += _VECTOR_BYTES * tensor.shape[0]
+
+    def table(self, tensor: RawTensor) -> None:
+        """Counts a table, which shares the storage of a matrix."""
+        self.matrix([tensor], [None])

@@ -1,0 +1,179 @@
+"""The operation protocol on the GPU: every operation is one or two kernel launches on the step's tensors.
+
+The decoder runs over it at each step, or once while a CUDA graph is captured: nothing here waits for the device, and
+launches depend on shapes and on the numbers of `StepTensors` only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from naru_worker.adapters.ops.cuda.device import GpuDevice
+from naru_worker.adapters.ops.cuda.kernels.act import act
+from naru_worker.adapters.ops.cuda.kernels.attention_decode import (
+    attention_decode,
+    decode_partials_shape,
+    split_count,
+    split_tokens,
+)
+from naru_worker.adapters.ops.cuda.kernels.attention_prefill import attention_prefill
+from naru_worker.adapters.ops.cuda.kernels.gemm_groups import Regime
+from naru_worker.adapters.ops.cuda.kernels.norm import norm
+from naru_worker.adapters.ops.cuda.kernels.rope_kv import rope_kv
+from naru_worker.adapters.ops.cuda.kv_views import LayerCache
+from naru_worker.adapters.ops.cuda.linear import linear
+from naru_worker.adapters.ops.cuda.step_tensors import StepTensors
+from naru_worker.adapters.ops.cuda.table_rows import table_rows
+from naru_worker.adapters.ops.cuda.weights import DenseRows, LinearWeight
+from naru_worker.adapters.ops.protocol import KVConfig
+from naru_worker.core.model_config import Activation, NormKind, RopeConfig
+from naru_worker.core.rope import inverse_frequencies
+
+
+class CudaOps:
+    """The graph half of the protocol. `begin` says what is being computed."""
+
+    step: StepTensors
+    normed: Tensor
+    """What the head got: (R, hidden) of the step that was computed last."""
+
+    def __init__(self, gpu: GpuDevice, kv: KVConfig, caches: list[LayerCache], max_positions: int) -> None:
+        """Operations over these caches, for positions below `max_positions`."""
+        self._gpu = gpu
+        self._kv = kv
+        self._caches = caches
+        self._max_positions = max_positions
+        self._rotations: dict[RopeConfig, Tensor] = {}
+        self._is_gathered = False
+
+    def begin(self, step: StepTensors) -> None:
+        """Makes `step` the one being computed."""
+        self.step = step
+        self._is_gathered = False
+
+    def embed(self, table: LinearWeight) -> Tensor:
+        """(M, hidden) rows of token_ids."""
+        return table_rows(table, self.step.token_ids, self._gpu.activation_dtype)
+
+    def add_positions(self, x: Tensor, table: LinearWeight) -> Tensor:
+        """X + table[positions], in place."""
+        return x.add_(table_rows(table, self.step.positions, self._gpu.activation_dtype))
+
+    def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: NormKind) -> Tensor:
+        """RMSNorm or LayerNorm over the last axis."""
+        return norm(x, weight, bias, eps, kind)
+
+    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        """X @ W.T + bias."""
+        return self._linear(x, weight, None)
+
+    def linear_add(self, x: Tensor, weight: LinearWeight, residual: Tensor) -> Tensor:
+        """Residual + X @ W.T + bias, in place."""
+        return self._linear(x, weight, residual)
+
+    def rope_kv(self, qkv: Tensor, layer: int, num_heads: int, rope: RopeConfig | None) -> Tensor:
+        """Rotates q and k, writes k and v to the step's slots; returns q, (M, num_heads, head_dim)."""
+        cache = self._caches[layer]
+        q = torch.empty((len(qkv), num_heads, self._kv.head_dim), dtype=qkv.dtype, device=qkv.device)
+        rope_kv(
+            qkv,
+            None if rope is None else self._rotation(rope),
+            self.step.positions,
+            self.step.slots,
+            q,
+            cache.keys,
+            cache.values,
+            num_heads=num_heads,
+            key_scales=cache.key_scales,
+            value_scales=cache.value_scales,
+        )
+        return q
+
+    def attention(self, q: Tensor, layer: int, scale: float, window: int | None) -> Tensor:
+        """Causal paged attention, (M, num_heads * head_dim)."""
+        step, out = self.step, torch.empty_like(q)
+        first = step.num_generated
+        if first:
+            self._attend_generated(q[:first], layer, scale, window, out[:first])
+        if step.longest_prompt_chunk:
+            cache = self._caches[layer]
+            attention_prefill(
+                q[first:],
+                cache.keys,
+                cache.values,
+                step.prompt_table,
+                step.prompt_start,
+                step.prompt_lens,
+                out[first:],
+                scale=scale,
+                window=window,
+                max_query_len=step.longest_prompt_chunk,
+                key_scales=cache.key_scales,
+                value_scales=cache.value_scales,
+                arch=self._gpu.arch,
+            )
+        return out.flatten(1)
+
+    def act(self, x: Tensor, kind: Activation) -> Tensor:
+        """Swiglu: silu of the first half times the second; gelu kinds elementwise."""
+        return act(x, kind)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """(R, width) rows `logits_rows`; what follows takes the way of generated rows."""
+        self._is_gathered = True
+        return x.index_select(0, self.step.logits_rows)
+
+    def logits(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        """(R, vocab) raw logits in the activations' type."""
+        self.normed = x
+        return linear(x, weight, regime="generated", arch=self._gpu.arch)
+
+    def _attend_generated(self, q: Tensor, layer: int, scale: float, window: int | None, out: Tensor) -> None:
+        step, cache, head_dim = self.step, self._caches[layer], self._kv.head_dim
+        split = split_tokens(head_dim, cache.keys.element_size())
+        num_splits = split_count(step.longest_generated, split, window=window)
+        partials = None
+        if num_splits > 1:
+            shape = decode_partials_shape(len(q), q.shape[1], head_dim, num_splits)
+            partials = torch.empty(shape, dtype=torch.float32, device=q.device)
+        attention_decode(
+            q,
+            cache.keys,
+            cache.values,
+            step.generated_table,
+            step.generated_lens,
+            out,
+            partials,
+            scale=scale,
+            window=window,
+            num_splits=num_splits,
+            key_scales=cache.key_scales,
+            value_scales=cache.value_scales,
+            arch=self._gpu.arch,
+        )
+
+    def _linear(self, x: Tensor, weight: LinearWeight, residual: Tensor | None) -> Tensor:
+        """Each kind of rows by its own kernel: neither may depend on how many there are of the other."""
+        first = len(x) if self._is_gathered else self.step.num_generated
+        out = residual
+        if out is None:
+            out = torch.empty((len(x), weight.num_rows), dtype=x.dtype, device=x.device)
+        if all(isinstance(segment, DenseRows) for segment in weight.segments):
+            return linear(x, weight, regime="prompt", residual=residual, out=out, arch=self._gpu.arch)
+        kinds: tuple[tuple[slice, Regime], ...] = ((slice(0, first), "generated"), (slice(first, len(x)), "prompt"))
+        for rows, regime in kinds:
+            if rows.stop > rows.start:
+                part = None if residual is None else residual[rows]
+                linear(x[rows], weight, regime=regime, residual=part, out=out[rows], arch=self._gpu.arch)
+        return out
+
+    def _rotation(self, rope: RopeConfig) -> Tensor:
+        """Cosines and then sines of all positions, (max_positions, rotary_dim) float32."""
+        if rope not in self._rotations:
+            # Doubles: at position 100,000 a float32 angle is off by more than a bfloat16 result may be.
+            frequencies = torch.tensor(inverse_frequencies(rope), dtype=torch.float64)
+            angles = torch.arange(self._max_positions, dtype=torch.float64)[:, None] * frequencies
+            table = torch.cat([angles.cos(), angles.sin()], dim=1) * rope.attention_factor
+            self._rotations[rope] = table.float().to(self._gpu.torch_device)
+        return self._rotations[rope]
