@@ -120,7 +120,7 @@ def test_a_step_samples_and_gives_hidden_states() -> None:
         assert output.hidden is not None
         assert output.token_ids.tolist() == runner.logits(batch).argmax(1).tolist()
         found.append(output.hidden.copy())
-    assert np.allclose(*found, atol=1e-4)
+    assert np.allclose(found[0], found[1], atol=1e-4)
 
 
 @pytest.mark.parametrize("copies", [[[1, 3]], [[1, 3], [3, 4]], [[3, 5], [1, 3]], [[1, 3], [2, 3]]])
