@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test pytest test-cpu test-api test-asan test-tsan test-gpu-offline gpu-snapshot fuzz-api lint fmt gen verify bench bench-accuracy bench-page bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-peers clean
+.PHONY: help up test pytest test-cpu test-api test-asan test-tsan test-gpu-offline gpu-snapshot fuzz-api lint fmt gen verify bench bench-accuracy bench-page bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-gpu bench-peers clean
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -145,6 +145,9 @@ bench-api: $(DEV) ## structured output, tools, embeddings and batches: what they
 
 bench-operator: $(DEV) ## the operator with 2000 models on a real API server (fake workers; as root)
 	$(BIN)/python -m bench.operator_load
+
+bench-gpu: $(DEV) ## kernels, steps and a whole server on an NVIDIA GPU, beside vLLM (MODEL=folder; docs/gpu.md)
+	$(BIN)/python -m bench.gpu $(if $(MODEL),--model $(MODEL))
 
 bench-peers: $(DEV) ## installs the engines that `make bench` compares with (slow, once)
 	$(BIN)/python -m bench.peers install

@@ -1,0 +1,207 @@
+"""Measures the `cuda` backend on an NVIDIA GPU: `python -m bench.gpu [--model FOLDER]`, in less than ten minutes.
+
+Every kernel against plain torch, then its time as a part of what this very GPU reaches; steps of a whole model, and
+what they take beyond their kernels; with ``--model`` a Hugging Face folder end to end, beside vLLM if it is installed.
+Writes a JSON and a Markdown file under bench/results/. The exit code is 1 when a result is wrong or slower than wanted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.gpu_report import Run
+
+RESULTS = Path(__file__).resolve().parent / "results"
+TIME_S = 540.0
+END_TO_END_S = 240.0
+"""Kept for it where it is asked for."""
+EXIT_NO_GPU = 2
+
+
+def why_no_gpu() -> str:
+    """Why nothing can be measured here; empty where it can."""
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        return "TRITON_INTERPRET is set, so kernels would run on the CPU: unset it"
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed: pip install 'naru[cuda]'"
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA: pip install 'naru[cuda]'"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no NVIDIA GPU: see `nvidia-smi` and its driver's version"
+    return ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measures, writes, prints the page."""
+    options = _parser().parse_args(arguments)
+    reason = why_no_gpu()
+    if reason:
+        print(f"bench.gpu measures on a GPU, and {reason}.", file=sys.stderr)
+        print("Without one: make test-gpu-offline (are kernels right, do they compile), naru plan --roofline (how fast "
+              "could they be).", file=sys.stderr)  # fmt: skip
+        return EXIT_NO_GPU
+    run = _measured(options)
+    from bench.gpu_report import as_json, as_markdown, misses
+
+    page = as_markdown(run)
+    options.output.mkdir(parents=True, exist_ok=True)
+    name = f"gpu-{slug(run.gpu)}"
+    (options.output / f"{name}.json").write_text(json.dumps(as_json(run), indent=1) + "\n")
+    (options.output / f"{name}.md").write_text(page)
+    print(page)
+    return 1 if list(misses(run)) else 0
+
+
+def slug(name: str) -> str:
+    """A GPU's name as part of a file's: "NVIDIA H200" is nvidia-h200."""
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
+class Deadline:
+    """How much of the time is left."""
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._end = now, now() + seconds
+
+    def is_over(self, keeping_s: float = 0.0) -> bool:
+        """Whether no more than `keeping_s` are left."""
+        return self._now() + keeping_s >= self._end
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").split("\n\n")[1])
+    parser.add_argument("--model", type=Path, help="a Hugging Face folder to serve, for the end to end part")
+    parser.add_argument("--seconds", type=float, default=TIME_S, help="what does not fit is left out, and noted")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the two files")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts")
+    return parser
+
+
+def _measured(options: argparse.Namespace) -> Run:
+    import torch
+    from bench.gpu_limits import measured_limits
+    from bench.gpu_report import Run
+    from bench.gpu_timing import CudaClock
+
+    deadline, notes = Deadline(options.seconds), list[str]()
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    device = torch.device("cuda", torch.cuda.current_device())
+    clock = CudaClock(device)
+    _say("what this GPU reaches")
+    limits = measured_limits(device, clock, torch.bfloat16)
+    kept = END_TO_END_S if options.model else 0.0
+    kernels = list(_kernels(device, clock, lambda: deadline.is_over(kept + 60.0), notes))
+    decode = list(_decode(limits, lambda: deadline.is_over(kept), notes))
+    torch.cuda.empty_cache()
+    return Run(
+        gpu=torch.cuda.get_device_name(device),
+        versions=_versions(),
+        date=time.strftime("%Y-%m-%d"),
+        limits=limits,
+        kernels=kernels,
+        decode=decode,
+        end_to_end=_end_to_end(options, deadline, notes),
+        notes=notes,
+    )
+
+
+def _kernels(device: Any, clock: Any, is_late: Callable[[], bool], notes: list[str]) -> Iterator[Any]:
+    import itertools
+
+    import torch
+    from bench.gpu_attention_cases import cache_cases
+    from bench.gpu_cases import Setup, elementwise_cases, product_cases
+    from bench.gpu_run import results_of
+
+    from naru_worker.adapters.ops.cuda.kernels.compile_case import tuned_arch
+
+    setup = Setup(device, tuned_arch(torch.cuda.get_device_capability(device)), torch.bfloat16)
+    cases = itertools.chain(cache_cases(setup), elementwise_cases(setup), product_cases(setup))
+    for result in results_of(cases, clock, is_late):
+        _say(f"{result.name}: {result.problem or f'{result.median_s * 1e6:.1f} us, error {result.error:.1e}'}")
+        yield result
+    if is_late():
+        notes.append("kernels that come after the last one in the table: no time was left for them")
+
+
+def _decode(limits: Any, is_late: Callable[[], bool], notes: list[str]) -> Iterator[Any]:
+    from bench.gpu_decode import BATCHES, CONTEXT, MODEL, MODELS, decode_results, options_for, random_model
+
+    from naru_proto.errors import NaruError
+    from naru_worker.adapters.ops.cuda import backend
+
+    if is_late():
+        notes.append("steps of a whole model: no time was left for them")
+        return
+    _say(f"steps of {MODEL} with random weights")
+    try:
+        runner = backend.load_runner(random_model(MODELS[MODEL], CONTEXT), options_for(BATCHES, CONTEXT))
+    except NaruError as exc:
+        notes.append(f"steps of a whole model: {exc.message}")
+        return
+    try:
+        yield from decode_results(runner, MODELS[MODEL], limits, BATCHES, CONTEXT, is_late)
+    finally:
+        runner.close()
+
+
+def _end_to_end(options: argparse.Namespace, deadline: Deadline, notes: list[str]) -> dict[str, Any]:
+    if options.model is None:
+        notes.append("end to end: give a Hugging Face folder with --model")
+        return {}
+    from bench.gpu_end_to_end import figures_of, naru_spec, vllm_spec, words_of
+    from bench.measure import MeasureError
+    from bench.peers import PeerError
+    from bench.servers import ServerError
+
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for make in (naru_spec, vllm_spec):
+            name = make.__name__.removesuffix("_spec")
+            if deadline.is_over(30.0):
+                notes.append(f"end to end, {name}: no time was left for it")
+                continue
+            try:
+                spec = make(options.model, Path(folder))
+                if spec is None:
+                    notes.append(f"end to end: {name} is not installed here")
+                    continue
+                _say(f"end to end: {name}")
+                found[name] = figures_of(spec, words_of(options.model), options.seed, options.output)
+            except (PeerError, ServerError, MeasureError) as exc:
+                notes.append(f"end to end, {name}: {exc}")
+    return found
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
+    found = {"python": platform.python_version(), "torch": str(torch.__version__), "CUDA driver": str(driver)}
+    for package in ("triton", "naru", "vllm"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
