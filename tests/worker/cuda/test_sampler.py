@@ -34,19 +34,24 @@ Logits = npt.NDArray[np.float32]
 
 
 def sampled(
-    logits: Tensor, batch: SamplingBatch, layout: SamplingLayout | None = None, kinds: SamplingKinds | None = None
+    logits: Tensor,
+    batch: SamplingBatch,
+    layout: SamplingLayout | None = None,
+    kinds: SamplingKinds | None = None,
+    pending: Tensor | None = None,
 ) -> SamplerSpace:
     """Results of the kernels. Whatever they do not write is not a number, or 77."""
     layout = layout or SamplingLayout.of(batch)
-    kinds = kinds or SamplingKinds.of(batch)
+    has_pending = pending is not None
+    kinds = kinds or SamplingKinds.of(batch, has_pending=has_pending)
     buffer = np.full(layout.num_bytes, 0x55, np.uint8)
-    pack(batch, layout, buffer)
+    pack(batch, layout, buffer, has_pending=has_pending)
     tensors = SamplingTensors.views(layout, torch.from_numpy(buffer))
     space = SamplerSpace.make(len(logits), batch.vocab_limit, kinds.max_logprobs, "cpu")
     for field in dataclasses.fields(space):
         scratch = getattr(space, field.name)
         scratch.fill_(torch.nan if scratch.is_floating_point() else 77)
-    sample(logits, tensors, kinds, space)
+    sample(logits, tensors, kinds, space, pending=pending)
     return space
 
 
@@ -187,6 +192,25 @@ def test_rows_whose_mask_never_came_have_no_token() -> None:
     batch = dataclasses.replace(batch, masks=masks)
     logits = torch.arange(8).float().repeat(3, 1)
     assert sampled(logits, batch).token_ids.tolist() == [-1, 7, 2]
+
+
+def test_a_token_that_the_host_does_not_know_yet_is_penalised_as_if_it_did() -> None:
+    """Seen before in the output, in the prompt, or never; none; one beyond the vocabulary; and no penalties at all."""
+    penalties: dict[str, Any] = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
+    before = [[(3, 2), (5, 1)], [(3, 0)], [], [(3, 2)], [(3, 2)], []]
+    after = [[(3, 3), (5, 1)], [(3, 1)], [(3, 1)], [(3, 2)], [(3, 2)], []]
+    pending = torch.tensor([3, 3, 3, -1, 30, 3], dtype=torch.int32)
+
+    def batch(counted: list[list[tuple[int, int]]]) -> SamplingBatch:
+        rows = [{"seed": i, "penalties": entries, **penalties} for i, entries in enumerate(counted)]
+        return sampling_batch([*rows[:5], {"temperature": 0.0}], 20)
+
+    logits = torch.zeros(6, 20)
+    logits[:, 3] = torch.tensor([4.0, 2.0, 3.0, 4.0, 4.0, 1.0])
+    early, late = sampled(logits, batch(before), pending=pending), sampled(logits, batch(after))
+    assert torch.equal(early.token_ids, late.token_ids)
+    assert early.work is not None and late.work is not None
+    assert torch.equal(early.work[:5, :20], late.work[:5, :20])
 
 
 def test_random_numbers_are_those_of_the_reference() -> None:

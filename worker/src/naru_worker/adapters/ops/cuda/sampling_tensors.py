@@ -83,9 +83,9 @@ class SamplingKinds:
     vocab_limit: int
 
     @staticmethod
-    def of(batch: SamplingBatch) -> SamplingKinds:
+    def of(batch: SamplingBatch, *, has_pending: bool = False) -> SamplingKinds:
         """Of a batch as it is."""
-        flags = row_flags(batch)
+        flags = row_flags(batch, has_pending=has_pending)
         return SamplingKinds(
             has_edits=bool((flags & EDITED).any()),
             has_masks=batch.masks is not None,
@@ -137,12 +137,15 @@ class SamplingTensors:
 _FLOATS = frozenset("temperature top_p min_p presence_penalty frequency_penalty repetition_penalty bias_values".split())
 
 
-def row_flags(batch: SamplingBatch) -> npt.NDArray[np.int32]:
-    """(R,) what each row needs."""
+def row_flags(batch: SamplingBatch, *, has_pending: bool = False) -> npt.NDArray[np.int32]:
+    """(R,) what each row needs; `has_pending`: one more token is to be penalised than the batch counts."""
     is_drawn = batch.target < 0
     is_greedy = (batch.temperature < np.float32(GREEDY_BELOW)) | (batch.top_k == 1)
     is_greedy |= (batch.top_p == 0.0) | (batch.min_p == 1.0)
     is_edited = (np.diff(batch.bias_start) > 0) | (np.diff(batch.penalty_start) > 0) | (np.diff(batch.banned_start) > 0)
+    if has_pending:
+        is_edited |= (batch.presence_penalty != 0.0) | (batch.frequency_penalty != 0.0)
+        is_edited |= batch.repetition_penalty != 1.0
     flags = np.zeros(len(is_drawn), np.int32)
     is_lost = np.zeros_like(is_drawn)
     if batch.masks is not None:
@@ -155,10 +158,13 @@ def row_flags(batch: SamplingBatch) -> npt.NDArray[np.int32]:
     return flags
 
 
-def pack(batch: SamplingBatch, layout: SamplingLayout, buffer: npt.NDArray[np.uint8]) -> None:
+def pack(
+    batch: SamplingBatch, layout: SamplingLayout, buffer: npt.NDArray[np.uint8], *, has_pending: bool = False
+) -> None:
     """Writes a batch into a buffer of `layout.num_bytes` bytes, of the host.
 
-    Masks have to be there, or given up: rows whose gate is not open get token -1.
+    Masks have to be there, or given up: rows whose gate is not open get token -1. `has_pending`: the batch was counted
+    for penalties before the last step's tokens were known, and `sample` gets them.
     """
     assert layout.fits(batch) and len(buffer) >= layout.num_bytes
     places = layout.places()
@@ -170,7 +176,7 @@ def pack(batch: SamplingBatch, layout: SamplingLayout, buffer: npt.NDArray[np.ui
     num_rows = len(batch.target)
     flags = part("flags")
     flags[num_rows:] = 0
-    flags[:num_rows] = row_flags(batch)
+    flags[:num_rows] = row_flags(batch, has_pending=has_pending)
     for name in ("seed", "counter"):
         part(name)[:num_rows] = getattr(batch, name).view(np.int64)
     for name in ("bias_start", "penalty_start", "banned_start"):

@@ -74,7 +74,14 @@ class SamplerSpace:
         )
 
 
-def sample(logits: Tensor, tensors: SamplingTensors, kinds: SamplingKinds, space: SamplerSpace) -> None:
+def sample(
+    logits: Tensor,
+    tensors: SamplingTensors,
+    kinds: SamplingKinds,
+    space: SamplerSpace,
+    *,
+    pending: Tensor | None = None,
+) -> None:
     """Fills the results of `space` for the rows of `logits`; those of `tensors` beyond them are not looked at.
 
     Args:
@@ -82,12 +89,14 @@ def sample(logits: Tensor, tensors: SamplingTensors, kinds: SamplingKinds, space
         tensors: What the rows ask for.
         kinds: Which kernels are needed; more than needed do no harm. Its `max_logprobs` is K of `space`.
         space: For R rows at least.
+        pending: (R,) int32, each row's newest output token where the host did not know it yet when it counted tokens
+            for penalties; -1: it did. The batch has to be packed with `has_pending`.
     """
     work = space.work if kinds.has_edits or kinds.has_draws else None
     limit = kinds.vocab_limit
     if kinds.has_edits:
         assert work is not None
-        edit(logits, tensors, work, limit, has_masks=kinds.has_masks)
+        edit(logits, tensors, work, limit, has_masks=kinds.has_masks, pending=pending)
     raw = (space.raw_values, space.raw_sums) if kinds.has_scores else (None, None)
     edited = work if kinds.has_edits else None
     best(logits, tensors.flags, edited, limit, space.best_values, space.best_ids, *raw)

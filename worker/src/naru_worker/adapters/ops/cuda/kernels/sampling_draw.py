@@ -48,7 +48,7 @@ def _above(values, count, top, temperature, pivots, BLOCK: tl.constexpr, PIVOTS:
         at = first + tl.arange(0, BLOCK)
         x = clean(tl.load(values + at, mask=at < count, other=NONE))
         weight = tl.exp((x - top) / temperature)
-        is_above = order(x).to(tl.int64)[None, :] > pivots[:, None]
+        is_above = order(x)[None, :] > pivots.to(tl.int32)[:, None]
         counts += tl.sum(is_above.to(tl.int32), 1)
         masses += tl.sum(tl.where(is_above, weight[None, :], 0.0), 1).to(tl.float64)
     return counts, masses

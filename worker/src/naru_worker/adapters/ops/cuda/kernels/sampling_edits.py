@@ -36,6 +36,12 @@ def _copy_kernel(
 
 
 @triton.jit
+def _penalised(x, count, repetition, presence, frequency):
+    x = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+    return tl.where(count > 0, x - (presence + frequency * count.to(tl.float32)), x)
+
+
+@triton.jit
 def _entries_kernel(
     work,
     work_stride,
@@ -52,6 +58,7 @@ def _entries_kernel(
     bias_values,
     banned_start,
     banned_ids,
+    pending,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -60,15 +67,22 @@ def _entries_kernel(
         turn = tl.arange(0, BLOCK)
         repetition = tl.load(repetition_penalty + row)
         presence, frequency = tl.load(presence_penalty + row), tl.load(frequency_penalty + row)
+        newest = tl.full((), -1, tl.int32)
+        if pending is not None:
+            newest = tl.load(pending + row)
+        num_found = 0
         end = tl.load(penalty_start + row + 1)
         for first in range(tl.load(penalty_start + row), end, BLOCK):
             token = tl.load(penalty_ids + first + turn, mask=first + turn < end, other=limit)
             count = tl.load(penalty_counts + first + turn, mask=first + turn < end, other=0)
             inside = (token >= 0) & (token < limit)
+            is_newest = ((token == newest) & inside).to(tl.int32)
+            num_found += tl.sum(is_newest)
             x = tl.load(to + token, mask=inside, other=0.0)
-            x = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
-            x = tl.where(count > 0, x - (presence + frequency * count.to(tl.float32)), x)
-            tl.store(to + token, x, mask=inside)
+            tl.store(to + token, _penalised(x, count + is_newest, repetition, presence, frequency), mask=inside)
+        if (newest >= 0) & (newest < limit) & (num_found == 0):
+            x = tl.load(to + newest)
+            tl.store(to + newest, _penalised(x, newest * 0 + 1, repetition, presence, frequency))
         tl.debug_barrier()
         end = tl.load(bias_start + row + 1)
         for first in range(tl.load(bias_start + row), end, BLOCK):
@@ -83,7 +97,15 @@ def _entries_kernel(
             tl.store(to + token, tl.full((BLOCK,), NONE, tl.float32), mask=(token >= 0) & (token < limit))
 
 
-def edit(logits: Tensor, tensors: SamplingTensors, work: Tensor, vocab_limit: int, *, has_masks: bool) -> None:
+def edit(
+    logits: Tensor,
+    tensors: SamplingTensors,
+    work: Tensor,
+    vocab_limit: int,
+    *,
+    has_masks: bool,
+    pending: Tensor | None = None,
+) -> None:
     """Copies the rows of `logits` that are to be edited to `work`, and edits them there; others are left alone.
 
     Args:
@@ -92,6 +114,7 @@ def edit(logits: Tensor, tensors: SamplingTensors, work: Tensor, vocab_limit: in
         work: (R, at least vocab_limit) float32, last stride 1. Mutated: edited rows, which may hold +inf and NaN.
         vocab_limit: Ids from here on do not exist.
         has_masks: Whether any row may have a mask.
+        pending: (R,) int32, output tokens that the penalties do not count yet, one a row; -1: none.
     """
     num_rows = len(logits)
     _copy_kernel[(num_rows, triton.cdiv(vocab_limit, CHUNK))](
@@ -123,6 +146,7 @@ def edit(logits: Tensor, tensors: SamplingTensors, work: Tensor, vocab_limit: in
         tensors.bias_values,
         tensors.banned_start,
         tensors.banned_ids,
+        pending,
         BLOCK=ENTRIES_PER_TURN,
         num_warps=_NUM_WARPS_OF_ENTRIES,
     )
@@ -159,14 +183,16 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
     signature = {"work": "*fp32", "work_stride": "i32", "limit": "i32", "flags": "*i32"} | dict.fromkeys(
         floats, "*fp32"
     )
-    signature |= dict.fromkeys(lists + bans, "*i32") | {"bias_values": "*fp32", "BLOCK": "constexpr"}
-    yield CompileCase(
-        name="sampling_entries",
-        kernel=_entries_kernel,
-        arch=arch,
-        signature=signature,
-        constexprs={"BLOCK": ENTRIES_PER_TURN},
-        num_warps=_NUM_WARPS_OF_ENTRIES,
-        num_stages=3,
-        aligned=("work", "work_stride", "flags", *floats, *lists, *bans),
-    )
+    signature |= dict.fromkeys(lists + bans, "*i32") | {"bias_values": "*fp32"}
+    for held in ("constexpr", "*i32"):
+        has_pending = held != "constexpr"
+        yield CompileCase(
+            name="sampling_entries" + "/pending" * has_pending,
+            kernel=_entries_kernel,
+            arch=arch,
+            signature=signature | {"pending": held, "BLOCK": "constexpr"},
+            constexprs={"BLOCK": ENTRIES_PER_TURN} | ({} if has_pending else {"pending": None}),
+            num_warps=_NUM_WARPS_OF_ENTRIES,
+            num_stages=3,
+            aligned=("work", "work_stride", "flags", *floats, *lists, *bans, *(("pending",) if has_pending else ())),
+        )

@@ -21,7 +21,7 @@ CANDIDATES = 2048
 """Room for candidates of a row."""
 LEVELS = 8
 """Distances from the best token, in units of the temperature; the last one is that of all tokens that count."""
-_NUM_WARPS = 8
+_NUM_WARPS = 16
 _STEP = tl.constexpr(1.5)
 FARTHEST = tl.constexpr(87.0)
 """Beyond it exp(-distance) is no normal float32; such a token is as good as impossible."""
