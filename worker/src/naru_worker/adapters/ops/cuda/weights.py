@@ -160,6 +160,26 @@ def _steps(part: RawTensor) -> list[tuple[int, int]]:
     return [(first, min(first + rows, part.shape[0])) for first in range(0, part.shape[0], rows)]
 
 
+def stacked_rows(parts: Sequence[GroupRows]) -> GroupRows:
+    """Matrices of one kind, one below the other; copies.
+
+    Raises:
+        LoadError: their kinds or columns differ.
+    """
+    first = parts[0]
+    if any((part.kind, part.num_columns) != (first.kind, first.num_columns) for part in parts):
+        raise LoadError("matrices that are quantized in different ways cannot be stacked into one")
+    minimums = [part.minimums for part in parts if part.minimums is not None]
+    return GroupRows(
+        kind=first.kind,
+        num_rows=sum(part.num_rows for part in parts),
+        num_columns=first.num_columns,
+        quants=torch.cat([part.quants for part in parts], dim=1),
+        scales=torch.cat([part.scales for part in parts], dim=1),
+        minimums=torch.cat(minimums, dim=1) if minimums else None,
+    )
+
+
 def empty_rows(kind: GroupKind, num_rows: int, num_columns: int) -> GroupRows:
     """A matrix to be filled, on the CPU: integers and scales of 0, which is what padding wants."""
     groups = kind.num_groups(num_columns)
@@ -168,8 +188,8 @@ def empty_rows(kind: GroupKind, num_rows: int, num_columns: int) -> GroupRows:
         num_rows=num_rows,
         num_columns=num_columns,
         quants=torch.zeros((kind.num_chunks(num_columns), num_rows, kind.chunk_bytes), dtype=torch.uint8),
-        scales=torch.zeros((groups, num_rows), dtype=torch.float16),
-        minimums=torch.zeros((groups, num_rows), dtype=torch.float16) if kind.has_minimum else None,
+        scales=torch.zeros((groups, num_rows), dtype=kind.scale_type),
+        minimums=torch.zeros((groups, num_rows), dtype=kind.scale_type) if kind.has_minimum else None,
     )
 
 
@@ -192,7 +212,7 @@ def fill_rows(
         name: Of the tensor, for errors.
 
     Raises:
-        LoadError: a scale or minimum is not finite as float16.
+        LoadError: a scale or minimum is not finite as 16 bits.
     """
     kind, stop = packed.kind, start + len(integers)
     padding = packed.quants.shape[0] * kind.chunk_columns - integers.shape[1]
@@ -204,4 +224,4 @@ def fill_rows(
     for target, values in ((packed.scales, scales), (packed.minimums, minimums)):
         if target is not None and values is not None:
             turned = torch.from_numpy(np.ascontiguousarray(values.T))
-            target[: len(turned), start:stop] = _converted(turned.float(), torch.float16, name)
+            target[: len(turned), start:stop] = _converted(turned.float(), kind.scale_type, name)

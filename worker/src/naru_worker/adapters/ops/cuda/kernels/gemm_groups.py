@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
-from naru_worker.adapters.ops.cuda.kernels.group_layout import KINDS, GroupKind, GroupRows, integers_to_floats
+from naru_worker.adapters.ops.cuda.kernels.group_layout import KINDS, GroupKind, GroupRows, quants_to_floats
 
 Regime = Literal["generated", "prompt"]
 
@@ -35,7 +35,7 @@ class Tile:
 
 
 _GENERATED: dict[int, dict[int, Tile]] = {
-    arch: {16: Tile(64, 16, 4, stages), 32: Tile(64, 32, 4, stages), 64: Tile(64, 64, 4, 3)}
+    arch: {16: Tile(128, 16, 4, stages), 32: Tile(64, 32, 4, stages), 64: Tile(64, 64, 4, 3)}
     for arch, stages in ((80, 5), (89, 5), (90, 6))
 }
 """By architecture and the most tokens. All of them add in the same order with the same instructions."""
@@ -44,8 +44,8 @@ _PROMPT: dict[int, dict[int, Tile]] = {
     89: {64: Tile(64, 64, 4, 3), 128: Tile(128, 128, 8, 2)},
     90: {64: Tile(64, 64, 4, 4), 128: Tile(128, 128, 8, 3)},
 }
-_PROGRAMS = {80: 432, 89: 568, 90: 528}
-"""Programs that fill a GPU, four on each multiprocessor: few rows of a weight are shared by as many."""
+_PROGRAMS = {80: 324, 89: 426, 90: 396}
+"""Programs that fill a GPU, three on each multiprocessor: few rows of a weight are shared by as many."""
 _LEAST_COLUMNS = 256
 """Columns that are worth a program of their own."""
 _REDUCE_COLUMNS = 256
@@ -87,9 +87,9 @@ def _tokens_at(x, tokens, first, num_tokens, num_columns, x_stride, SIZE: tl.con
 def _generated_kernel(
     x, quants, scales, minimums, bias, residual, out, partial,
     num_tokens, num_rows, num_columns, num_chunks, chunks_a_split, x_stride, residual_stride, out_stride,
-    BITS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_SPLIT: tl.constexpr, WHOLE: tl.constexpr,
-    ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    BITS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_SPLIT: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tokens = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
@@ -106,13 +106,18 @@ def _generated_kernel(
             integers = packed
             if BITS == 4:
                 integers = (packed >> (4 * half)) & 15
-            values = integers_to_floats(integers, ZERO, BITS, dtype)
-            sums = tl.dot(values, part, input_precision="ieee")
-            total += sums * _group_at(scales, column // GROUP, rows, num_rows)
+            values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, dtype)
+            if GROUP > 0:
+                sums = tl.dot(values, part, input_precision="ieee")
+                total += sums * _group_at(scales, column // GROUP, rows, num_rows)
+            else:
+                total = tl.dot(values, part, total, input_precision="ieee")
             if HAS_MINIMUM:
                 # The sums of x, once more by tensor cores: nothing has to pass between threads.
                 sums = tl.dot(tl.full((ROWS, CHUNK), 1.0, dtype), part, input_precision="ieee")
                 total += sums * _group_at(minimums, column // GROUP, rows, num_rows)
+    if GROUP == 0:
+        total *= _group_at(scales, 0, rows, num_rows)
     if IS_SPLIT:
         inside = (rows < num_rows)[:, None] & (tokens < num_tokens)[None, :]
         line = tl.program_id(1).to(tl.int64) * num_tokens + tokens
@@ -146,9 +151,9 @@ def _reduce_kernel(
 def _prompt_kernel(
     x, quants, scales, minimums, bias, residual, out,
     num_tokens, num_rows, num_columns, num_chunks, x_stride, residual_stride, out_stride,
-    BITS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WHOLE: tl.constexpr,
-    ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    BITS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     # Neighbours share the rows of the weight: it is read from memory once.
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -164,11 +169,17 @@ def _prompt_kernel(
             integers = packed
             if BITS == 4:
                 integers = (packed >> (4 * half)) & 15
-            values = integers_to_floats(integers, ZERO, BITS, tl.float32)
-            values *= _group_at(scales, column // GROUP, rows, num_rows)
-            if HAS_MINIMUM:
-                values += _group_at(minimums, column // GROUP, rows, num_rows)
-            total = tl.dot(values.to(dtype), part, total, input_precision="ieee")
+            if GROUP > 0:
+                values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, tl.float32)
+                values *= _group_at(scales, column // GROUP, rows, num_rows)
+                if HAS_MINIMUM:
+                    values += _group_at(minimums, column // GROUP, rows, num_rows)
+                values = values.to(dtype)
+            else:
+                values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, dtype)
+            total = tl.dot(values, part, total, input_precision="ieee")
+    if GROUP == 0:
+        total *= _group_at(scales, 0, rows, num_rows)
     _finish(
         total, bias, residual, out, tokens, rows, num_tokens, num_rows, residual_stride, out_stride,
         HAS_BIAS, HAS_RESIDUAL,
@@ -222,11 +233,7 @@ def _tile(tiles: dict[int, Tile], num_tokens: int) -> Tile:
 
 def _constants(kind: GroupKind, columns: int, bias: Tensor | None, residual: Tensor | None) -> dict[str, Any]:
     return {
-        "BITS": kind.bits,
-        "CHUNK": kind.chunk_bytes,
-        "GROUP": kind.group,
-        "ZERO": kind.zero,
-        "HAS_MINIMUM": kind.has_minimum,
+        **kind.constants,
         "HAS_BIAS": bias is not None,
         "HAS_RESIDUAL": residual is not None,
         "WHOLE": columns % kind.chunk_columns == 0,
@@ -309,8 +316,9 @@ def _case_constants(kind: GroupKind, tile: Tile) -> dict[str, Any]:
     }
 
 
-def _pointers(dtype: str) -> dict[str, str]:
-    types = {"quants": "*u8", "scales": "*fp16", "minimums": "*fp16"}
+def _pointers(dtype: str, kind: GroupKind) -> dict[str, str]:
+    scale = "*fp16" if kind.group else "*fp32"
+    types = {"quants": "*u8", "scales": scale, "minimums": scale}
     return {name: types.get(name, f"*{dtype}") for name in _POINTERS}
 
 
@@ -324,7 +332,7 @@ def _generated_case(arch: int, dtype: str, kind: GroupKind, most: int) -> Compil
         kernel=_generated_kernel,
         arch=arch,
         signature={
-            **_pointers(dtype),
+            **_pointers(dtype, kind),
             "partial": "*fp32",
             **dict.fromkeys((*sizes, "out_stride"), "i32"),
             **dict.fromkeys(order, "constexpr"),
@@ -346,7 +354,7 @@ def _prompt_case(arch: int, dtype: str, kind: GroupKind, most: int) -> CompileCa
         name=f"gemm_groups_prompt/{dtype}/{kind.name}/m{most}",
         kernel=_prompt_kernel,
         arch=arch,
-        signature={**_pointers(dtype), **dict.fromkeys(sizes, "i32"), **dict.fromkeys(order, "constexpr")},
+        signature={**_pointers(dtype, kind), **dict.fromkeys(sizes, "i32"), **dict.fromkeys(order, "constexpr")},
         constexprs=constants,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

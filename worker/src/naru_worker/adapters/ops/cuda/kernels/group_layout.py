@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,16 +27,18 @@ class GroupKind:
     """What decides about the code of a kernel: value = (integer - zero) * scale, or integer * scale + minimum."""
 
     bits: Literal[4, 8]
-    group: Literal[16, 32, 64, 128]
-    """Columns that share a scale."""
+    group: Literal[0, 16, 32, 64, 128]
+    """Columns that share a scale; 0: all of a row do."""
     zero: int
     """The integer that stands for 0; 0 where groups have a minimum."""
     has_minimum: bool
+    is_float: bool = False
+    """Not integers, but 8-bit floats (e4m3)."""
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes of one row in one chunk."""
-        return min(CHUNK_BYTES, self.group * self.bits // 8) if self.bits == 8 else CHUNK_BYTES
+        return self.group if self.group == 16 else CHUNK_BYTES
 
     @property
     def chunk_columns(self) -> int:
@@ -48,12 +51,31 @@ class GroupKind:
 
     def num_groups(self, columns: int) -> int:
         """Groups along a row, padding included."""
-        return -(-self.num_chunks(columns) * self.chunk_columns // self.group)
+        return -(-self.num_chunks(columns) * self.chunk_columns // self.group) if self.group else 1
+
+    @property
+    def scale_type(self) -> torch.dtype:
+        """Of scales and minimums; one scale a row costs nothing."""
+        return torch.float16 if self.group else torch.float32
 
     @property
     def name(self) -> str:
         """For names of compile cases: ``w4-g32-min``."""
-        return f"w{self.bits}-g{self.group}-" + ("min" if self.has_minimum else f"z{self.zero}")
+        return f"w{self.bits}-g{self.group}-" + (
+            "e4m3" if self.is_float else "min" if self.has_minimum else f"z{self.zero}"
+        )
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What kernels are told of a kind."""
+        return {
+            "BITS": self.bits,
+            "CHUNK": self.chunk_bytes,
+            "GROUP": self.group,
+            "ZERO": self.zero,
+            "IS_FLOAT": self.is_float,
+            "HAS_MINIMUM": self.has_minimum,
+        }
 
 
 KINDS = (
@@ -65,6 +87,7 @@ KINDS = (
     GroupKind(4, 128, 0, True),
     GroupKind(8, 32, 128, False),  # q8_0
     GroupKind(8, 16, 32, False),  # q6_k
+    GroupKind(8, 0, 0, False, is_float=True),  # FP8 where tensor cores have none
 )
 """All that kernels are compiled for."""
 
@@ -79,9 +102,9 @@ class GroupRows:
     quants: Tensor
     """(num_chunks, num_rows, chunk_bytes), uint8."""
     scales: Tensor
-    """(num_groups, num_rows), float16."""
+    """(num_groups, num_rows), the kind's `scale_type`."""
     minimums: Tensor | None
-    """(num_groups, num_rows), float16; None where groups have none."""
+    """(num_groups, num_rows), the kind's `scale_type`; None where groups have none."""
 
     def placed(self, place: Callable[[Tensor], Tensor]) -> GroupRows:
         """The same with each tensor where `place` puts it: on a device, or into an arena."""
@@ -92,19 +115,26 @@ class GroupRows:
 def group_bytes(kind: GroupKind, num_rows: int, num_columns: int) -> int:
     """Bytes of a matrix of this kind in memory."""
     a_row = kind.num_chunks(num_columns) * kind.chunk_bytes
-    a_row += kind.num_groups(num_columns) * 2 * (2 if kind.has_minimum else 1)
+    a_row += kind.num_groups(num_columns) * kind.scale_type.itemsize * (2 if kind.has_minimum else 1)
     return num_rows * a_row
 
 
 @triton.jit
-def integers_to_floats(integers, ZERO: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
-    """(integer - ZERO) of uint8, exact. Sets the bits below those of a power of two, since conversions are slow."""
-    if dtype == tl.float16:
+def quants_to_floats(integers, BITS: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, dtype: tl.constexpr):
+    """(integer - ZERO) of uint8, or the 8-bit float that it is: exact. Sets bits, since conversions are slow."""
+    if IS_FLOAT:
+        # The same fields lie in wider floats; what the smaller exponent lacks is a power of two. Not made for NaN.
+        wide = integers.to(tl.int16)
+        if dtype == tl.bfloat16:
+            result = (((wide & 0x80) << 8) | ((wide & 0x7F) << 4)).to(tl.bfloat16, bitcast=True) * 2.0**120
+        else:
+            result = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+    elif dtype == tl.float16:
         result = (integers.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - (1024.0 + ZERO)
     elif (dtype == tl.bfloat16) and ((BITS == 4) or (ZERO < 64)):
         # 7 bits of mantissa: fits integers up to 127.
         result = (integers.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True) - (128.0 + ZERO)
     else:
         wide = (integers.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
-        result = wide.to(dtype)
+        result = wide
     return result.to(dtype)

@@ -1,0 +1,210 @@
+"""y = x @ W.T (+ bias) (+ residual) with 8-bit floats (e4m3) on both sides, by torch's scaled matrix product.
+
+Rows of x are quantized as they come, each by its largest value; rows of W are, beforehand. The device must multiply
+8-bit floats (`fp8_obstacle` tells); where it does not, the same weights are multiplied by `gemm_groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
+
+LARGEST = 448.0
+"""Of e4m3."""
+_LEAST_CAPABILITY = (8, 9)
+_MULTIPLE = 16
+_MOST_COLUMNS = 32768
+_FINISH_COLUMNS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Rows:
+    """A matrix of 8-bit floats, (num_rows, num_columns) = (out_features, in_features)."""
+
+    values: Tensor
+    """(num_rows, num_columns), float8_e4m3fn, contiguous."""
+    scales: Tensor
+    """(num_rows,), float32: weight = value * scale."""
+
+    @property
+    def num_rows(self) -> int:
+        """out_features."""
+        return int(self.values.shape[0])
+
+    @property
+    def num_columns(self) -> int:
+        """in_features."""
+        return int(self.values.shape[1])
+
+    def placed(self, place: Callable[[Tensor], Tensor]) -> Fp8Rows:
+        """The same with each tensor where `place` puts it: on a device, or into an arena."""
+        return Fp8Rows(place(self.values), place(self.scales))
+
+
+def fp8_obstacle(capability: tuple[int, int], num_rows: int, num_columns: int) -> str | None:
+    """Why a device cannot multiply 8-bit floats on both sides, as a sentence for people; None when it can.
+
+    Args:
+        capability: The device's compute capability.
+        num_rows: Of the weight, as many as one product has.
+        num_columns: Of the weight.
+    """
+    if capability < _LEAST_CAPABILITY:
+        return (
+            f"compute capability {capability[0]}.{capability[1]} has no tensor cores for 8-bit floats (8.9 and newer "
+            "have): FP8 weights are multiplied with 16-bit activations"
+        )
+    if not hasattr(torch, "_scaled_mm"):
+        return "this torch has no scaled matrix product: FP8 weights are multiplied with 16-bit activations"
+    if num_rows % _MULTIPLE or num_columns % _MULTIPLE or num_columns > _MOST_COLUMNS:
+        return (
+            f"a weight of {num_rows} rows and {num_columns} columns is no multiple of {_MULTIPLE}, or wider than "
+            f"{_MOST_COLUMNS}: it is multiplied with 16-bit activations"
+        )
+    return None
+
+
+def quantize_weight(values: Tensor) -> Fp8Rows:
+    """8-bit floats of a float matrix (num_rows, num_columns), with a scale a row; on its device."""
+    scales = values.abs().amax(dim=1).float().clamp(min=1e-12) / LARGEST
+    return Fp8Rows((values.float() / scales[:, None]).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales)
+
+
+@triton.jit
+def e4m3_bytes(values):
+    """Float32 in [-448, 448] as 8-bit floats, to nearest, ties to even; by bits, which every device and version can."""
+    sign = (values < 0.0).to(tl.int32) << 7
+    size = tl.abs(values)
+    bits = size.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    # Below the least normal one, steps are of 2**-9: what is added leaves no smaller ones.
+    small = (size + 16384.0).to(tl.int32, bitcast=True) & 15
+    return (sign | tl.where(size < 0.015625, small, normal)).to(tl.uint8)
+
+
+@triton.jit
+def _quantize_kernel(x, values, scales, num_columns, x_stride, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, COLUMNS)
+    inside = columns < num_columns
+    given = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(given), axis=0), 1e-12) / 448.0
+    scaled = tl.minimum(tl.maximum(given / scale, -448.0), 448.0)
+    tl.store(values + row * num_columns + columns, e4m3_bytes(scaled), mask=inside)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def _finish_kernel(
+    product, x_scales, scales, bias, residual, out, num_rows, residual_stride, out_stride,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    rows = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = rows < num_rows
+    total = tl.load(product + token * num_rows + rows, mask=inside, other=0.0)
+    total = total * tl.load(x_scales + token) * tl.load(scales + rows, mask=inside, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + rows, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        total += tl.load(residual + token * residual_stride + rows, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token * out_stride + rows, total.to(out.dtype.element_ty), mask=inside)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (M, K), float8_e4m3fn, and scales (M, 1), float32, of x (M, K): x = value * scale."""
+    tokens, columns = x.shape
+    values = torch.empty((tokens, columns), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((tokens, 1), dtype=torch.float32, device=x.device)
+    size = triton.next_power_of_2(columns)
+    if tokens:
+        _quantize_kernel[(tokens,)](
+            x, values.view(torch.uint8), scales, columns, x.stride(0), COLUMNS=size, num_warps=_warps(size)
+        )  # fmt: skip
+    return values, scales
+
+
+def fp8_linear(
+    x: Tensor, weight: Fp8Rows, *, bias: Tensor | None = None, residual: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """X @ W.T (+ bias) (+ residual).
+
+    The library multiplies, and gives float32; scales, bias and residual come on in one pass after it. So it is the same
+    on all devices and for all types, while products that scale by row are for some only.
+
+    Args:
+        x: (M, num_columns), 16 bits (float32 on the CPU); rows may be strided.
+        weight: On the same device, which `fp8_obstacle` has nothing against.
+        bias: (num_rows,), any float type.
+        residual: (M, num_rows), the type of x. May be `out`.
+        out: (M, num_rows), the type of x, mutated; rows may be strided. Made when None.
+    """
+    if out is None:
+        out = torch.empty((len(x), weight.num_rows), dtype=x.dtype, device=x.device)
+    if len(x) == 0:
+        return out
+    values, x_scales = quantize_rows(x)
+    product = _product(values, weight.values)
+    grid = (len(x), triton.cdiv(weight.num_rows, _FINISH_COLUMNS))
+    _finish_kernel[grid](
+        product, x_scales, weight.scales, out if bias is None else bias, out if residual is None else residual, out,
+        weight.num_rows, 0 if residual is None else residual.stride(0), out.stride(0),
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, COLUMNS=_FINISH_COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """A @ b.T of 8-bit floats, float32."""
+    if not a.is_cuda:
+        return a.float() @ b.float().T
+    one = torch.ones((), dtype=torch.float32, device=a.device)
+    product: Tensor = torch._scaled_mm(a, b.T, scale_a=one, scale_b=one, out_dtype=torch.float32)
+    return product
+
+
+def _warps(columns: int) -> int:
+    return max(1, min(16, columns // 512))
+
+
+def compile_cases(arch: int) -> Iterator[CompileCase]:
+    """The passes before and after the product, where devices multiply 8-bit floats."""
+    if arch < 10 * _LEAST_CAPABILITY[0] + _LEAST_CAPABILITY[1]:
+        return
+    for dtype in ("fp16", "bf16"):
+        for columns in (1024, 4096, _MOST_COLUMNS):
+            yield CompileCase(
+                name=f"fp8_quantize_rows/{dtype}/k{columns}",
+                kernel=_quantize_kernel,
+                arch=arch,
+                signature={
+                    **{"x": f"*{dtype}", "values": "*u8", "scales": "*fp32", "num_columns": "i32"},
+                    **{"x_stride": "i32", "COLUMNS": "constexpr"},
+                },
+                constexprs={"COLUMNS": columns},
+                num_warps=_warps(columns),
+                num_stages=1,
+                aligned=("x", "values", "scales", "num_columns", "x_stride"),
+            )
+        pointers = ("product", "x_scales", "scales", "bias", "residual", "out")
+        yield CompileCase(
+            name=f"fp8_finish/{dtype}",
+            kernel=_finish_kernel,
+            arch=arch,
+            signature={
+                **{name: "*fp32" if name.endswith(("product", "scales")) else f"*{dtype}" for name in pointers},
+                **dict.fromkeys(("num_rows", "residual_stride", "out_stride"), "i32"),
+                **dict.fromkeys(("HAS_BIAS", "HAS_RESIDUAL", "COLUMNS"), "constexpr"),
+            },
+            constexprs={"HAS_BIAS": True, "HAS_RESIDUAL": True, "COLUMNS": _FINISH_COLUMNS},
+            num_warps=4,
+            num_stages=1,
+            aligned=(*pointers, "num_rows", "residual_stride", "out_stride"),
+        )
