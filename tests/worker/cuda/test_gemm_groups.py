@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from raw_tensors import random_tensor  # noqa: E402
+from memory_models import random_tensor as random_raw  # noqa: E402
 
 from naru_worker.adapters.ops.cuda.kernels.gemm_groups import gemm_groups, num_splits  # noqa: E402
 from naru_worker.adapters.ops.cuda.kernels.group_layout import KINDS, GroupRows  # noqa: E402
@@ -20,6 +20,11 @@ from naru_worker.adapters.ops.cuda.linear import linear  # noqa: E402
 from naru_worker.adapters.ops.cuda.weights import pack_matrix, packed_bytes  # noqa: E402
 from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat  # noqa: E402
 from naru_worker.adapters.ops.ref_dequant import dequantize  # noqa: E402
+
+
+def random_tensor(tensor_format: TensorFormat, *shape: int, seed: int = 0) -> RawTensor:
+    return random_raw("w", tensor_format, shape, np.random.default_rng(seed))[0]
+
 
 QUANTIZED: list[TensorFormat] = ["q4_0", "q4_1", "q8_0", "q4_k", "q6_k"]
 

@@ -1,6 +1,6 @@
-"""Linear layers and tables for a weight of any kind: each run of its rows by the kernel that fits it.
+"""A linear layer for a weight of any kind: each run of its rows by the kernel that fits it.
 
-Called for each layer of a step. Launches kernels only: no sync, and fit for a CUDA graph.
+Called for each linear layer of a step. Launches kernels only: no sync, and fit for a CUDA graph.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from naru_worker.adapters.ops.cuda.kernels.embed_groups import embed_groups
 from naru_worker.adapters.ops.cuda.kernels.gemm_groups import Regime, gemm_groups
 from naru_worker.adapters.ops.cuda.weights import DenseRows, LinearWeight
 
@@ -40,24 +39,6 @@ def linear(
             gemm_groups(x, segment, regime=regime, bias=bias, residual=added, out=out[:, first:last], arch=arch)
         first = last
     return out
-
-
-def embed(ids: Tensor, table: LinearWeight, *, dtype: torch.dtype, arch: int = 80) -> Tensor:
-    """Rows of a table.
-
-    Args:
-        ids: (M,), int32; each in [0, num_rows).
-        table: Of one part, on the same device: what is a head, too, needs to be there only once.
-        dtype: The type of the activations.
-        arch: One of `ARCHITECTURES`.
-
-    Returns:
-        (M, num_columns).
-    """
-    (segment,) = table.segments
-    if isinstance(segment, DenseRows):
-        return torch.index_select(segment.values, 0, ids).to(dtype)
-    return embed_groups(ids, segment, dtype=dtype, arch=arch)
 
 
 def _dense(x: Tensor, values: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:

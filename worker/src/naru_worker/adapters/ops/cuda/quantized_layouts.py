@@ -57,7 +57,7 @@ def from_gptq(
     qweight: Words,
     qzeros: Words,
     scales: Floats,
-    g_idx: Words | None = None,
+    g_idx: npt.NDArray[Any] | None = None,
     *,
     group_size: int,
     symmetric: bool,
@@ -86,9 +86,7 @@ def from_gptq(
     _check(name, "scales", scales, (groups, rows))
     if g_idx is not None and not np.array_equal(g_idx, np.arange(columns) // (columns // groups)):
         raise LoadError(f"{name!r} has its columns reordered by activation (desc_act), which is not supported")
-    zeros = _nibbles(qzeros, range(_NIBBLES)).reshape(groups, rows)
-    if stores_zero_minus_one:
-        zeros = (zeros + 1) & 15 if symmetric else zeros + 1
+    zeros = _nibbles(qzeros, range(_NIBBLES)).reshape(groups, rows) + np.uint8(stores_zero_minus_one)
 
     def integers(first: int, last: int) -> npt.NDArray[np.uint8]:
         words = np.ascontiguousarray(qweight[:, first:last].T)

@@ -17,21 +17,21 @@ _CHUNKS = 16
 _NUM_WARPS = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_chunks", "num_groups", "group_bits"))
 def _embed_kernel(
-    ids, quants, scales, minimums, out, num_rows, num_columns, num_chunks, num_groups, out_stride,
-    BITS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr,
-    HAS_MINIMUM: tl.constexpr, CHUNKS: tl.constexpr,
+    ids, quants, scales, minimums, out, num_rows, num_columns, num_chunks, num_groups, group_bits, out_stride,
+    BITS: tl.constexpr, CHUNK: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    row = tl.load(ids + token)
+    row = tl.minimum(tl.maximum(tl.load(ids + token), 0), num_rows - 1)
     chunks = tl.program_id(1) * CHUNKS + tl.arange(0, CHUNKS)
     elements = tl.arange(0, CHUNK)
     at = (chunks.to(tl.int64) * num_rows + row)[:, None] * CHUNK + elements[None, :]
     packed = tl.load(quants + at, mask=(chunks < num_chunks)[:, None], other=0)
     for half in tl.static_range(8 // BITS):
         first = (chunks * (8 // BITS) + half) * CHUNK
-        groups = first // GROUP if GROUP > 0 else first * 0
+        groups = first >> group_bits
         integers = packed
         if BITS == 4:
             integers = (packed >> (4 * half)) & 15
@@ -48,7 +48,7 @@ def embed_groups(ids: Tensor, table: GroupRows, *, dtype: torch.dtype, arch: int
     """The values of some rows.
 
     Args:
-        ids: (M,), int32, contiguous; each in [0, num_rows).
+        ids: (M,), int32, contiguous; those beyond the table are clamped.
         table: On the same device.
         dtype: Of the result.
         arch: One of `ARCHITECTURES`; all run with the same tiles.
@@ -63,17 +63,18 @@ def embed_groups(ids: Tensor, table: GroupRows, *, dtype: torch.dtype, arch: int
     chunks = kind.num_chunks(table.num_columns)
     _embed_kernel[(len(ids), triton.cdiv(chunks, _CHUNKS))](
         ids, table.quants, table.scales, out if table.minimums is None else table.minimums, out,
-        table.num_rows, table.num_columns, chunks, kind.num_groups(table.num_columns), out.stride(0),
+        table.num_rows, table.num_columns, chunks, kind.num_groups(table.num_columns), kind.group_bits,
+        out.stride(0),
         **kind.constants, CHUNKS=_CHUNKS, num_warps=_NUM_WARPS,
     )  # fmt: skip
     return out
 
 
 def compile_cases(arch: int) -> Iterator[CompileCase]:
-    """All kinds of tables that a checkpoint may hold."""
-    sizes = ("num_rows", "num_columns", "num_chunks", "num_groups", "out_stride")
+    """All kinds of tables; groups of 64 and 128 run as those of 32 do."""
+    sizes = ("num_rows", "num_columns", "num_chunks", "num_groups", "group_bits", "out_stride")
     for dtype in ("fp16", "bf16"):
-        for kind in KINDS:
+        for kind in (kind for kind in KINDS if kind.group <= 32):
             constants = kind.constants | {"CHUNKS": _CHUNKS}
             scale = "*fp16" if kind.group else "*fp32"
             yield CompileCase(

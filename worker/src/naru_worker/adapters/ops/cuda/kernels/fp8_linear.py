@@ -15,9 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
+from naru_worker.adapters.ops.cuda.kernels.quantize import FP8_ARCHITECTURES, FP8_MAX, fp8_scale, to_fp8
 
-LARGEST = 448.0
-"""Of e4m3."""
 _LEAST_CAPABILITY = (8, 9)
 _MULTIPLE = 16
 _MOST_COLUMNS = 32768
@@ -73,20 +72,8 @@ def fp8_obstacle(capability: tuple[int, int], num_rows: int, num_columns: int) -
 
 def quantize_weight(values: Tensor) -> Fp8Rows:
     """8-bit floats of a float matrix (num_rows, num_columns), with a scale a row; on its device."""
-    scales = values.abs().amax(dim=1).float().clamp(min=1e-12) / LARGEST
-    return Fp8Rows((values.float() / scales[:, None]).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales)
-
-
-@triton.jit
-def e4m3_bytes(values):
-    """Float32 in [-448, 448] as 8-bit floats, to nearest, ties to even; by bits, which every device and version can."""
-    sign = (values < 0.0).to(tl.int32) << 7
-    size = tl.abs(values)
-    bits = size.to(tl.int32, bitcast=True)
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    # Below the least normal one, steps are of 2**-9: what is added leaves no smaller ones.
-    small = (size + 16384.0).to(tl.int32, bitcast=True) & 15
-    return (sign | tl.where(size < 0.015625, small, normal)).to(tl.uint8)
+    scales = values.abs().amax(dim=1).float().clamp(min=1e-12) / FP8_MAX
+    return Fp8Rows((values.float() / scales[:, None]).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales)
 
 
 @triton.jit
@@ -95,26 +82,24 @@ def _quantize_kernel(x, values, scales, num_columns, x_stride, COLUMNS: tl.const
     columns = tl.arange(0, COLUMNS)
     inside = columns < num_columns
     given = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(given), axis=0), 1e-12) / 448.0
-    scaled = tl.minimum(tl.maximum(given / scale, -448.0), 448.0)
-    tl.store(values + row * num_columns + columns, e4m3_bytes(scaled), mask=inside)
+    scale, factor = fp8_scale(tl.max(tl.abs(given), axis=0))
+    tl.store(values + row * num_columns + columns, to_fp8(given * factor), mask=inside)
     tl.store(scales + row, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("has_bias", "has_residual"))
 def _finish_kernel(
     product, x_scales, scales, bias, residual, out, num_rows, residual_stride, out_stride,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, COLUMNS: tl.constexpr,
+    has_bias, has_residual, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     rows = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = rows < num_rows
     total = tl.load(product + token * num_rows + rows, mask=inside, other=0.0)
     total = total * tl.load(x_scales + token) * tl.load(scales + rows, mask=inside, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias + rows, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        total += tl.load(residual + token * residual_stride + rows, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(bias + rows, mask=rows < num_rows * has_bias, other=0.0).to(tl.float32)
+    at = token * residual_stride + rows
+    total += tl.load(residual + at, mask=rows < num_rows * has_residual, other=0.0).to(tl.float32)
     tl.store(out + token * out_stride + rows, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -126,13 +111,19 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     size = triton.next_power_of_2(columns)
     if tokens:
         _quantize_kernel[(tokens,)](
-            x, values.view(torch.uint8), scales, columns, x.stride(0), COLUMNS=size, num_warps=_warps(size)
+            x, values, scales, columns, x.stride(0), COLUMNS=size, num_warps=_warps(size)
         )  # fmt: skip
     return values, scales
 
 
 def fp8_linear(
-    x: Tensor, weight: Fp8Rows, *, bias: Tensor | None = None, residual: Tensor | None = None, out: Tensor | None = None
+    x: Tensor,
+    weight: Fp8Rows,
+    *,
+    x_scales: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """X @ W.T (+ bias) (+ residual).
 
@@ -140,7 +131,8 @@ def fp8_linear(
     on all devices and for all types, while products that scale by row are for some only.
 
     Args:
-        x: (M, num_columns), 16 bits (float32 on the CPU); rows may be strided.
+        x: (M, num_columns), 16 bits (float32 on the CPU), rows may be strided; or float8_e4m3fn, contiguous.
+        x_scales: (M, 1), float32, of an x that is quantized already; `out` is to be given then.
         weight: On the same device, which `fp8_obstacle` has nothing against.
         bias: (num_rows,), any float type.
         residual: (M, num_rows), the type of x. May be `out`.
@@ -150,13 +142,13 @@ def fp8_linear(
         out = torch.empty((len(x), weight.num_rows), dtype=x.dtype, device=x.device)
     if len(x) == 0:
         return out
-    values, x_scales = quantize_rows(x)
+    values, scales = quantize_rows(x) if x_scales is None else (x, x_scales)
     product = _product(values, weight.values)
     grid = (len(x), triton.cdiv(weight.num_rows, _FINISH_COLUMNS))
     _finish_kernel[grid](
-        product, x_scales, weight.scales, out if bias is None else bias, out if residual is None else residual, out,
+        product, scales, weight.scales, out if bias is None else bias, out if residual is None else residual, out,
         weight.num_rows, 0 if residual is None else residual.stride(0), out.stride(0),
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, COLUMNS=_FINISH_COLUMNS, num_warps=4,
+        int(bias is not None), int(residual is not None), COLUMNS=_FINISH_COLUMNS, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -176,7 +168,7 @@ def _warps(columns: int) -> int:
 
 def compile_cases(arch: int) -> Iterator[CompileCase]:
     """The passes before and after the product, where devices multiply 8-bit floats."""
-    if arch < 10 * _LEAST_CAPABILITY[0] + _LEAST_CAPABILITY[1]:
+    if arch not in FP8_ARCHITECTURES:
         return
     for dtype in ("fp16", "bf16"):
         for columns in (1024, 4096, _MOST_COLUMNS):
@@ -185,7 +177,7 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
                 kernel=_quantize_kernel,
                 arch=arch,
                 signature={
-                    **{"x": f"*{dtype}", "values": "*u8", "scales": "*fp32", "num_columns": "i32"},
+                    **{"x": f"*{dtype}", "values": "*fp8e4nv", "scales": "*fp32", "num_columns": "i32"},
                     **{"x_stride": "i32", "COLUMNS": "constexpr"},
                 },
                 constexprs={"COLUMNS": columns},
@@ -200,10 +192,10 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
             arch=arch,
             signature={
                 **{name: "*fp32" if name.endswith(("product", "scales")) else f"*{dtype}" for name in pointers},
-                **dict.fromkeys(("num_rows", "residual_stride", "out_stride"), "i32"),
-                **dict.fromkeys(("HAS_BIAS", "HAS_RESIDUAL", "COLUMNS"), "constexpr"),
+                **dict.fromkeys(("num_rows", "residual_stride", "out_stride", "has_bias", "has_residual"), "i32"),
+                "COLUMNS": "constexpr",
             },
-            constexprs={"HAS_BIAS": True, "HAS_RESIDUAL": True, "COLUMNS": _FINISH_COLUMNS},
+            constexprs={"COLUMNS": _FINISH_COLUMNS},
             num_warps=4,
             num_stages=1,
             aligned=(*pointers, "num_rows", "residual_stride", "out_stride"),

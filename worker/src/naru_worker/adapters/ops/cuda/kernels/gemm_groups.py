@@ -49,20 +49,21 @@ _PROGRAMS = {80: 324, 89: 426, 90: 396}
 _LEAST_COLUMNS = 256
 """Columns that are worth a program of their own."""
 _REDUCE_COLUMNS = 256
+_CHANGING = ("num_tokens", "num_chunks", "chunks_a_split", "num_splits", "group_bits", "has_bias", "has_residual")
+"""Numbers that differ between steps or layers: no code is made for a one or a multiple of 16 among them."""
 
 
 @triton.jit
 def _finish(
     total, bias, residual, out, tokens, rows, num_tokens, num_rows, residual_stride, out_stride,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    has_bias, has_residual,
 ):  # fmt: skip
     """Adds bias and residual to (rows, tokens) sums, and writes them turned."""
     inside = (rows < num_rows)[:, None] & (tokens < num_tokens)[None, :]
-    if HAS_BIAS:
-        total += tl.load(bias + rows, mask=rows < num_rows, other=0.0).to(tl.float32)[:, None]
-    if HAS_RESIDUAL:
-        at = tokens.to(tl.int64)[None, :] * residual_stride + rows[:, None]
-        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    # Flags, not constants: they cost a predicate here, and a code for each of their combinations there.
+    total += tl.load(bias + rows, mask=rows < num_rows * has_bias, other=0.0).to(tl.float32)[:, None]
+    at = tokens.to(tl.int64)[None, :] * residual_stride + rows[:, None]
+    total += tl.load(residual + at, mask=inside & (rows < num_rows * has_residual)[:, None], other=0.0).to(tl.float32)
     to = out + tokens.to(tl.int64)[None, :] * out_stride + rows[:, None]
     tl.store(to, total.to(out.dtype.element_ty), mask=inside)
 
@@ -74,22 +75,20 @@ def _group_at(values, group, rows, num_rows):
 
 
 @triton.jit
-def _tokens_at(x, tokens, first, num_tokens, num_columns, x_stride, SIZE: tl.constexpr, WHOLE: tl.constexpr):
+def _tokens_at(x, tokens, first, num_tokens, num_columns, x_stride, SIZE: tl.constexpr):
     """(SIZE, tokens) of x from a column on; zeros beyond the last."""
     columns = first + tl.arange(0, SIZE)
-    inside = (tokens < num_tokens)[:, None]
-    if not WHOLE:
-        inside = inside & (columns < num_columns)[None, :]
+    inside = (tokens < num_tokens)[:, None] & (columns < num_columns)[None, :]
     return tl.trans(tl.load(x + tokens.to(tl.int64)[:, None] * x_stride + columns[None, :], mask=inside, other=0.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _generated_kernel(
     x, quants, scales, minimums, bias, residual, out, partial,
-    num_tokens, num_rows, num_columns, num_chunks, chunks_a_split, x_stride, residual_stride, out_stride,
-    BITS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr,
-    HAS_MINIMUM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_SPLIT: tl.constexpr,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    num_tokens, num_rows, num_columns, num_chunks, chunks_a_split, group_bits, x_stride, residual_stride, out_stride,
+    has_bias, has_residual,
+    BITS: tl.constexpr, CHUNK: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+    IS_SPLIT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tokens = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
@@ -102,21 +101,21 @@ def _generated_kernel(
         # Integers are multiplied as they are, exactly; a group's sum is scaled afterwards.
         for half in tl.static_range(8 // BITS):
             column = (chunk * (8 // BITS) + half) * CHUNK
-            part = _tokens_at(x, tokens, column, num_tokens, num_columns, x_stride, CHUNK, WHOLE)
+            part = _tokens_at(x, tokens, column, num_tokens, num_columns, x_stride, CHUNK)
             integers = packed
             if BITS == 4:
                 integers = (packed >> (4 * half)) & 15
             values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, dtype)
-            if GROUP > 0:
+            if not IS_FLOAT:
                 sums = tl.dot(values, part, input_precision="ieee")
-                total += sums * _group_at(scales, column // GROUP, rows, num_rows)
+                total += sums * _group_at(scales, column >> group_bits, rows, num_rows)
             else:
                 total = tl.dot(values, part, total, input_precision="ieee")
             if HAS_MINIMUM:
                 # The sums of x, once more by tensor cores: nothing has to pass between threads.
                 sums = tl.dot(tl.full((ROWS, CHUNK), 1.0, dtype), part, input_precision="ieee")
-                total += sums * _group_at(minimums, column // GROUP, rows, num_rows)
-    if GROUP == 0:
+                total += sums * _group_at(minimums, column >> group_bits, rows, num_rows)
+    if IS_FLOAT:
         total *= _group_at(scales, 0, rows, num_rows)
     if IS_SPLIT:
         inside = (rows < num_rows)[:, None] & (tokens < num_tokens)[None, :]
@@ -125,14 +124,14 @@ def _generated_kernel(
     else:
         _finish(
             total, bias, residual, out, tokens, rows, num_tokens, num_rows, residual_stride, out_stride,
-            HAS_BIAS, HAS_RESIDUAL,
+            has_bias, has_residual,
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _reduce_kernel(
     partial, bias, residual, out, num_tokens, num_rows, num_splits, residual_stride, out_stride,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ROWS: tl.constexpr,
+    has_bias, has_residual, ROWS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -140,20 +139,19 @@ def _reduce_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     for split in range(num_splits):
         total += tl.load(partial + (split * num_tokens + token) * num_rows + rows, mask=inside, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias + rows, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        total += tl.load(residual + token * residual_stride + rows, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(bias + rows, mask=rows < num_rows * has_bias, other=0.0).to(tl.float32)
+    at = token * residual_stride + rows
+    total += tl.load(residual + at, mask=rows < num_rows * has_residual, other=0.0).to(tl.float32)
     tl.store(out + token * out_stride + rows, total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _prompt_kernel(
     x, quants, scales, minimums, bias, residual, out,
-    num_tokens, num_rows, num_columns, num_chunks, x_stride, residual_stride, out_stride,
-    BITS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr,
-    HAS_MINIMUM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    num_tokens, num_rows, num_columns, num_chunks, group_bits, x_stride, residual_stride, out_stride,
+    has_bias, has_residual,
+    BITS: tl.constexpr, CHUNK: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     # Neighbours share the rows of the weight: it is read from memory once.
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -165,24 +163,24 @@ def _prompt_kernel(
         packed = tl.load(quants + at, mask=(rows < num_rows)[:, None], other=0)
         for half in tl.static_range(8 // BITS):
             column = (chunk * (8 // BITS) + half) * CHUNK
-            part = _tokens_at(x, tokens, column, num_tokens, num_columns, x_stride, CHUNK, WHOLE)
+            part = _tokens_at(x, tokens, column, num_tokens, num_columns, x_stride, CHUNK)
             integers = packed
             if BITS == 4:
                 integers = (packed >> (4 * half)) & 15
-            if GROUP > 0:
+            if not IS_FLOAT:
                 values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, tl.float32)
-                values *= _group_at(scales, column // GROUP, rows, num_rows)
+                values *= _group_at(scales, column >> group_bits, rows, num_rows)
                 if HAS_MINIMUM:
-                    values += _group_at(minimums, column // GROUP, rows, num_rows)
+                    values += _group_at(minimums, column >> group_bits, rows, num_rows)
                 values = values.to(dtype)
             else:
                 values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, dtype)
             total = tl.dot(values, part, total, input_precision="ieee")
-    if GROUP == 0:
+    if IS_FLOAT:
         total *= _group_at(scales, 0, rows, num_rows)
     _finish(
         total, bias, residual, out, tokens, rows, num_tokens, num_rows, residual_stride, out_stride,
-        HAS_BIAS, HAS_RESIDUAL,
+        has_bias, has_residual,
     )  # fmt: skip
 
 
@@ -231,15 +229,6 @@ def _tile(tiles: dict[int, Tile], num_tokens: int) -> Tile:
     return tiles[next((most for most in tiles if num_tokens <= most), max(tiles))]
 
 
-def _constants(kind: GroupKind, columns: int, bias: Tensor | None, residual: Tensor | None) -> dict[str, Any]:
-    return {
-        **kind.constants,
-        "HAS_BIAS": bias is not None,
-        "HAS_RESIDUAL": residual is not None,
-        "WHOLE": columns % kind.chunk_columns == 0,
-    }
-
-
 def _generated(
     x: Tensor, weight: GroupRows, bias: Tensor | None, residual: Tensor | None, out: Tensor, arch: int
 ) -> None:
@@ -251,14 +240,14 @@ def _generated(
     partial = torch.empty((splits, tokens, rows), dtype=torch.float32, device=x.device) if splits > 1 else out
     _generated_kernel[(triton.cdiv(rows, tile.rows), splits, triton.cdiv(tokens, tile.tokens))](
         x, weight.quants, weight.scales, _or(weight.minimums, out), _or(bias, out), _or(residual, out), out, partial,
-        tokens, rows, weight.num_columns, chunks, triton.cdiv(chunks, splits), x.stride(0), residual_stride,
-        out.stride(0), **_constants(kind, weight.num_columns, bias, residual), IS_SPLIT=splits > 1,
-        ROWS=tile.rows, TOKENS=tile.tokens, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        tokens, rows, weight.num_columns, chunks, triton.cdiv(chunks, splits), kind.group_bits, x.stride(0),
+        residual_stride, out.stride(0), int(bias is not None), int(residual is not None), **kind.constants,
+        IS_SPLIT=splits > 1, ROWS=tile.rows, TOKENS=tile.tokens, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if splits > 1:
         _reduce_kernel[(triton.cdiv(rows, _REDUCE_COLUMNS), tokens)](
             partial, _or(bias, out), _or(residual, out), out, tokens, rows, splits, residual_stride, out.stride(0),
-            HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, ROWS=_REDUCE_COLUMNS, num_warps=4,
+            int(bias is not None), int(residual is not None), ROWS=_REDUCE_COLUMNS, num_warps=4,
         )  # fmt: skip
 
 
@@ -267,9 +256,9 @@ def _prompt(x: Tensor, weight: GroupRows, bias: Tensor | None, residual: Tensor 
     tile = _tile(_PROMPT[arch], tokens)
     _prompt_kernel[(triton.cdiv(tokens, tile.tokens), triton.cdiv(rows, tile.rows))](
         x, weight.quants, weight.scales, _or(weight.minimums, out), _or(bias, out), _or(residual, out), out,
-        tokens, rows, weight.num_columns, kind.num_chunks(weight.num_columns), x.stride(0),
-        0 if residual is None else residual.stride(0), out.stride(0),
-        **_constants(kind, weight.num_columns, bias, residual),
+        tokens, rows, weight.num_columns, kind.num_chunks(weight.num_columns), kind.group_bits, x.stride(0),
+        0 if residual is None else residual.stride(0), out.stride(0), int(bias is not None), int(residual is not None),
+        **kind.constants,
         ROWS=tile.rows, TOKENS=tile.tokens, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
@@ -284,80 +273,36 @@ _ALIGNED_SIZES = ("num_rows", "num_columns", "x_stride", "residual_stride", "out
 
 
 def compile_cases(arch: int) -> Iterator[CompileCase]:
-    """Both ways for all kinds of weights and types; with residual (and bias where it comes) as layers have them."""
+    """Both ways for all kinds of weights and types; groups of 64 and 128 run as those of 32 do."""
     for dtype in ("fp16", "bf16"):
-        for kind in KINDS:
-            for most in _GENERATED[arch]:
-                yield _generated_case(arch, dtype, kind, most)
-            for most in _PROMPT[arch]:
-                yield _prompt_case(arch, dtype, kind, most)
-        yield CompileCase(
-            name=f"gemm_groups_reduce/{dtype}",
-            kernel=_reduce_kernel,
-            arch=arch,
-            signature={
-                **{"partial": "*fp32", "bias": f"*{dtype}", "residual": f"*{dtype}", "out": f"*{dtype}"},
-                **dict.fromkeys(("num_tokens", "num_rows", "num_splits", "residual_stride", "out_stride"), "i32"),
-                **dict.fromkeys(("HAS_BIAS", "HAS_RESIDUAL", "ROWS"), "constexpr"),
-            },
-            constexprs={"HAS_BIAS": True, "HAS_RESIDUAL": True, "ROWS": _REDUCE_COLUMNS},
-            num_warps=4,
-            num_stages=3,
-            aligned=("partial", "bias", "residual", "out", "num_rows", "residual_stride", "out_stride"),
-        )
+        yield _case("gemm_groups_reduce", _reduce_kernel, arch, dtype, {"ROWS": _REDUCE_COLUMNS}, Tile(0, 0, 4, 3))
+        for kind in (kind for kind in KINDS if kind.group <= 32):
+            for most, tile in _GENERATED[arch].items():
+                # Few splits only where a weight has very many rows, which one number of tokens may stand for.
+                for is_split in (True, False) if most == 16 else (True,):
+                    name = f"gemm_groups_generated/{kind.name}/m{most}" + ("" if is_split else "-unsplit")
+                    constants = kind.constants | {"IS_SPLIT": is_split}
+                    yield _case(name, _generated_kernel, arch, dtype, constants, tile)
+            for most, tile in _PROMPT[arch].items():
+                name = f"gemm_groups_prompt/{kind.name}/m{most}"
+                yield _case(name, _prompt_kernel, arch, dtype, kind.constants, tile)
 
 
-def _case_constants(kind: GroupKind, tile: Tile) -> dict[str, Any]:
-    something = torch.empty(0)
-    return {
-        **_constants(kind, kind.chunk_columns, something, something),
-        "ROWS": tile.rows,
-        "TOKENS": tile.tokens,
-    }
-
-
-def _pointers(dtype: str, kind: GroupKind) -> dict[str, str]:
-    scale = "*fp16" if kind.group else "*fp32"
-    types = {"quants": "*u8", "scales": scale, "minimums": scale}
-    return {name: types.get(name, f"*{dtype}") for name in _POINTERS}
-
-
-def _generated_case(arch: int, dtype: str, kind: GroupKind, most: int) -> CompileCase:
-    tile = _GENERATED[arch][most]
-    constants = _case_constants(kind, tile) | {"IS_SPLIT": most == 16}
-    sizes = ("num_tokens", "num_rows", "num_columns", "num_chunks", "chunks_a_split", "x_stride", "residual_stride")
-    order = [name for name in _generated_kernel.arg_names if name in constants]
+def _case(name: str, kernel: Any, arch: int, dtype: str, constants: dict[str, Any], tile: Tile) -> CompileCase:
+    scale = "*fp32" if constants.get("IS_FLOAT") else "*fp16"
+    types = {"quants": "*u8", "scales": scale, "minimums": scale, "partial": "*fp32"}
+    types |= {pointer: types.get(pointer, f"*{dtype}") for pointer in _POINTERS}
+    if tile.rows:
+        constants = constants | {"ROWS": tile.rows, "TOKENS": tile.tokens}
+    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in kernel.arg_names}
     return CompileCase(
-        name=f"gemm_groups_generated/{dtype}/{kind.name}/m{most}",
-        kernel=_generated_kernel,
+        name=name.replace("/", f"/{dtype}/", 1) if "/" in name else f"{name}/{dtype}",
+        kernel=kernel,
         arch=arch,
-        signature={
-            **_pointers(dtype, kind),
-            "partial": "*fp32",
-            **dict.fromkeys((*sizes, "out_stride"), "i32"),
-            **dict.fromkeys(order, "constexpr"),
-        },
+        signature=signature,
         constexprs=constants,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        aligned=(*_POINTERS, "partial", *_ALIGNED_SIZES),
-        expects=("HGMMA" if arch >= 90 else "HMMA",),
-    )
-
-
-def _prompt_case(arch: int, dtype: str, kind: GroupKind, most: int) -> CompileCase:
-    tile = _PROMPT[arch][most]
-    constants = _case_constants(kind, tile)
-    sizes = ("num_tokens", "num_rows", "num_columns", "num_chunks", "x_stride", "residual_stride", "out_stride")
-    order = [name for name in _prompt_kernel.arg_names if name in constants]
-    return CompileCase(
-        name=f"gemm_groups_prompt/{dtype}/{kind.name}/m{most}",
-        kernel=_prompt_kernel,
-        arch=arch,
-        signature={**_pointers(dtype, kind), **dict.fromkeys(sizes, "i32"), **dict.fromkeys(order, "constexpr")},
-        constexprs=constants,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        aligned=(*_POINTERS, *_ALIGNED_SIZES),
-        expects=("HGMMA" if arch >= 90 else "HMMA", "LDGSTS"),
+        aligned=tuple(n for n in signature if n in (*_POINTERS, "partial", *_ALIGNED_SIZES)),
+        expects=() if not tile.rows else ("HGMMA",) if arch >= 90 else ("HMMA",),
     )

@@ -66,12 +66,16 @@ class GroupKind:
         )
 
     @property
+    def group_bits(self) -> int:
+        """A column's group is the column shifted right by so many bits; 31 where a row is one group."""
+        return self.group.bit_length() - 1 if self.group else 31
+
+    @property
     def constants(self) -> dict[str, Any]:
         """What kernels are told of a kind."""
         return {
             "BITS": self.bits,
             "CHUNK": self.chunk_bytes,
-            "GROUP": self.group,
             "ZERO": self.zero,
             "IS_FLOAT": self.is_float,
             "HAS_MINIMUM": self.has_minimum,
