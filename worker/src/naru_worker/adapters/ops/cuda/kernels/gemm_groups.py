@@ -98,23 +98,25 @@ def _generated_kernel(
     for chunk in range(first, tl.minimum(first + chunks_a_split, num_chunks)):
         at = (chunk * num_rows + rows.to(tl.int64)[:, None]) * CHUNK + tl.arange(0, CHUNK)[None, :]
         packed = tl.load(quants + at, mask=(rows < num_rows)[:, None], other=0)
-        # Integers are multiplied as they are, exactly; a group's sum is scaled afterwards.
         for half in tl.static_range(8 // BITS):
             column = (chunk * (8 // BITS) + half) * CHUNK
             part = _tokens_at(x, tokens, column, num_tokens, num_columns, x_stride, CHUNK)
             integers = packed
             if BITS == 4:
                 integers = (packed >> (4 * half)) & 15
-            values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, dtype)
-            if not IS_FLOAT:
-                sums = tl.dot(values, part, input_precision="ieee")
-                total += sums * _group_at(scales, column >> group_bits, rows, num_rows)
-            else:
+            if IS_FLOAT:
+                values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, dtype)
                 total = tl.dot(values, part, total, input_precision="ieee")
-            if HAS_MINIMUM:
-                # The sums of x, once more by tensor cores: nothing has to pass between threads.
-                sums = tl.dot(tl.full((ROWS, CHUNK), 1.0, dtype), part, input_precision="ieee")
-                total += sums * _group_at(minimums, column >> group_bits, rows, num_rows)
+            elif HAS_MINIMUM:
+                # A product with the minimums, of the sums of x, would cost more than rounded weights save.
+                values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, tl.float32)
+                values *= _group_at(scales, column >> group_bits, rows, num_rows)
+                values += _group_at(minimums, column >> group_bits, rows, num_rows)
+                total = tl.dot(values.to(dtype), part, total, input_precision="ieee")
+            else:
+                # Integers are multiplied as they are, exactly; a group's sum is scaled afterwards.
+                sums = tl.dot(quants_to_floats(integers, BITS, ZERO, IS_FLOAT, dtype), part, input_precision="ieee")
+                total += sums * _group_at(scales, column >> group_bits, rows, num_rows)
     if IS_FLOAT:
         total *= _group_at(scales, 0, rows, num_rows)
     if IS_SPLIT:
