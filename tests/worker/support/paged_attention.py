@@ -35,7 +35,9 @@ class PagedCase:
         for s, length in enumerate(self.seq_lens.tolist()):
             start, stop = self.query_start[s : s + 2].tolist()
             positions = torch.arange(length - (stop - start), length)
-            expected[start:stop] = attend(self.q[start:stop].float(), self.keys[s], self.values[s], positions, scale, window)
+            expected[start:stop] = attend(
+                self.q[start:stop].float(), self.keys[s], self.values[s], positions, scale, window
+            )
         return expected
 
 

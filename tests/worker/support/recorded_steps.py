@@ -1,0 +1,121 @@
+"""Steps of whole models whose launches are taken down instead of done, for GPUs that aren't here.
+
+Run as a program, for kernels must not have been imported for the interpreter: `recorded_steps.py ARCH [--compile]`
+prints, for each model, how many codes its first steps need, those that later steps of other sizes need beside them, and
+with ``--compile`` what is wrong with any of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from batches import Lane, batch_of
+from memory_models import MemoryCheckpoint, checkpoint_of, config_of
+
+from naru_worker.adapters.models.decoder import forward, load_weights
+from naru_worker.adapters.ops.cuda.checkpoint_weights import DeviceWeights
+from naru_worker.adapters.ops.cuda.device import GpuDevice
+from naru_worker.adapters.ops.cuda.figures import compile_case
+from naru_worker.adapters.ops.cuda.judging import own_faults
+from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
+from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type, layer_caches
+from naru_worker.adapters.ops.cuda.launches import recorded_launches
+from naru_worker.adapters.ops.cuda.ops import CudaOps
+from naru_worker.adapters.ops.cuda.staging import Staging
+from naru_worker.adapters.ops.cuda.step_tensors import step_arrays, step_tensors
+from naru_worker.adapters.ops.protocol import KVConfig, KVFormat
+from naru_worker.core.model_config import RopeConfig
+
+BLOCK_SIZE = 16
+WIDE: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 512, "num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "vocab_size": 512,
+}  # fmt: skip
+LEARNED: dict[str, Any] = WIDE | {
+    "architecture": "gpt2", "norm": "layer", "activation": "gelu_tanh", "rope": None, "tie_word_embeddings": True,
+    "num_kv_heads": 8, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "max_position_embeddings": 512,
+}  # fmt: skip
+
+Sizes = tuple[Sequence[int], Sequence[int]]
+"""Tokens that each generating sequence has, and tokens of each prompt."""
+
+FIRST: list[Sizes] = [([], [40]), ([], [100]), ([33], []), ([300] * 3, [40, 9]), ([300] * 17, []), ([20] * 33, [])]
+LATER: list[Sizes] = [([], [1]), ([], [64]), ([17] * 16, []), ([301], [16, 7]), ([16] * 64, [128]), ([290] * 5, [3])]
+
+
+def models() -> dict[str, tuple[MemoryCheckpoint, KVFormat]]:
+    """What differs in kernels: formats of weights and cache, windows, biases, norms, positions."""
+    return {
+        "bf16": (checkpoint_of(config_of(**WIDE), default="bf16"), "f16"),
+        "q4_k, cache of bytes": (checkpoint_of(config_of(**WIDE), {"v": "q6_k", "embed": "q8_0"}, "q4_k"), "int8"),
+        "windows, half a head rotated": (
+            checkpoint_of(
+                config_of(**WIDE, sliding_windows=(64, None), rope=RopeConfig(theta=1e4, rotary_dim=32)), default="q4_0"
+            ),
+            "f16",
+        ),
+        "learned positions, biases": (checkpoint_of(config_of(**LEARNED), default="bf16"), "f16"),
+    }
+
+
+class RecordedModel:
+    """A model on the CPU for a GPU of another kind. Its numbers mean nothing."""
+
+    def __init__(self, checkpoint: MemoryCheckpoint, kv_format: KVFormat, arch: int) -> None:
+        config = checkpoint.config
+        gpu = GpuDevice(torch.device("cpu"), arch, "none", 0, False)
+        kv = KVConfig(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, 1024)
+        dtype = element_type(kv_format, gpu.activation_dtype)
+        blocks = torch.zeros((kv.num_blocks, block_bytes(kv, dtype)), dtype=torch.uint8)
+        self._config = config
+        self._ops = CudaOps(gpu, kv, layer_caches(blocks, kv, dtype), 512)
+        self._weights = load_weights(DeviceWeights(gpu), checkpoint)  # type: ignore[arg-type]
+        self._staging = Staging(gpu.torch_device)
+
+    def step(self, sizes: Sizes) -> None:
+        """One step of such sequences."""
+        generating, prompts = sizes
+        lanes, at = [], 1
+        for length, is_prompt in [*((n, False) for n in generating), *((n, True) for n in prompts)]:
+            held = -(-length // BLOCK_SIZE)
+            computed = 0 if is_prompt else length - 1
+            own = list(range(at, at + held))
+            at += held
+            lanes.append(
+                (Lane([1] * length, own, computed, num_prompt_tokens=length if is_prompt else 1), length - computed)
+            )
+        arrays = step_arrays(batch_of(lanes, BLOCK_SIZE))
+        self._ops.begin(step_tensors(arrays, self._staging.put(arrays.arrays)))
+        with torch.inference_mode():
+            forward(self._ops, self._config, self._weights)  # type: ignore[arg-type]
+
+
+def described(case: CompileCase) -> str:
+    """What tells it from the other codes of its kernel."""
+    own = {name: value for name, value in case.constexprs.items() if value is not None}
+    return f"{case.kernel.__name__} {own} aligned {' '.join(case.aligned)}"
+
+
+def main(arch: int, *, compiles: bool) -> dict[str, Any]:
+    """The report."""
+    found = {}
+    for name, (checkpoint, kv_format) in models().items():
+        with recorded_launches(arch) as cases:
+            model = RecordedModel(checkpoint, kv_format, arch)
+            for sizes in FIRST:
+                model.step(sizes)
+            first = len(cases)
+            for sizes in LATER:
+                model.step(sizes)
+        faults = []
+        if compiles:
+            faults = [f"{described(case)}: {fault}" for case in cases for fault in own_faults(case, compile_case(case))]
+        found[name] = {"first": first, "later": [described(case) for case in cases[first:]], "faults": faults}
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(int(sys.argv[1]), compiles="--compile" in sys.argv), indent=1))
