@@ -13,6 +13,18 @@ void quantize_groups(const float* x, int groups, int8_t* q, GroupMeta* meta) {
     const float inverse = top > 0.f ? 127.f / top : 0.f;
     const V16 parts[2] = {a, b};
     int32_t sums[2];
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    // The compiler would take a conversion of integers to bytes apart, lane by lane.
+    __m256i r[4];
+    for (int i = 0; i < 4; ++i) r[i] = (__m256i)((vi)(parts[i / 2].v[i % 2] * vset(inverse) + magic) - (vi)magic);
+    const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(r[0], r[1]), _mm256_packs_epi32(r[2], r[3]));
+    const __m256i bytes = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(q + g * kTileRows * kGroup), bytes);
+    // Four sums of eight bytes, each raised by 128.
+    const __m256i eights = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+    for (int half = 0; half < 2; ++half)
+      sums[half] = static_cast<int32_t>(((__v4di)eights)[2 * half] + ((__v4di)eights)[2 * half + 1]) - 16 * 128;
+#else
     for (int half = 0; half < 2; ++half) {
       vi sum = viset(0);
       for (int i = 0; i < kParts; ++i) {
@@ -27,6 +39,7 @@ void quantize_groups(const float* x, int groups, int8_t* q, GroupMeta* meta) {
       for (int i = 0; i < kLanes; ++i) sums[half] += sum[i];
 #endif
     }
+#endif
     meta[g * kTileRows] = GroupMeta{scale, scale * static_cast<float>(sums[0] + sums[1]), {-128 * sums[0], -128 * sums[1]}};
   }
 }

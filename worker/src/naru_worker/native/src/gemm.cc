@@ -40,16 +40,6 @@ const uint8_t* fetch_from(const uint8_t* at, const Run& run, const Run& then) {
 
 }  // namespace
 
-void put_tile(const Linear& job, const float* y, int ldy, int row, int rows, int column, int columns) {
-  for (int m = 0; m < rows; ++m) {
-    V16 v = load16(y + m * ldy);
-    float* out = job.out + static_cast<size_t>(row + m) * job.ld + column;
-    if (job.w->bias != nullptr) v = v + load16(job.w->bias + column);
-    if (job.add) v = v + load16n(out, columns);
-    store16n(out, v, columns);
-  }
-}
-
 void vector_panel(const Linear& job, const Segment& s, int index, const uint8_t* panel, const uint8_t* ahead) {
   const int k = job.w->k;
   const int column = s.first_row + index * kPanel;

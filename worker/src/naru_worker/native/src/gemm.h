@@ -67,7 +67,15 @@ struct Linear {
 };
 
 // Adds bias and residual and stores a tile of rows x columns (at most 16) whose row stride is `ldy`.
-void put_tile(const Linear& job, const float* y, int ldy, int row, int rows, int column, int columns);
+inline void put_tile(const Linear& job, const float* y, int ldy, int row, int rows, int column, int columns) {
+  float* out = job.out + static_cast<size_t>(row) * job.ld + column;
+  const V16 bias = job.w->bias != nullptr ? load16(job.w->bias + column) : set16(0.f);
+  for (int m = 0; m < rows; ++m, out += job.ld) {
+    V16 v = load16(y + m * ldy) + bias;
+    if (job.add) v = v + load16n(out, columns);
+    store16n(out, v, columns);
+  }
+}
 
 // All rows of one panel, on the vector unit; meanwhile as many bytes as the panel has are fetched from `ahead`.
 void vector_panel(const Linear& job, const Segment& s, int index, const uint8_t* panel, const uint8_t* ahead);

@@ -177,21 +177,44 @@ NARU_INLINE void multiply(const uint8_t* w, const int8_t* x, __m256i (&a)[2][R])
   }
 }
 
+// sum + dot * (d * scale) + low * meta.sum for one row and half of a panel.
+NARU_INLINE vf add_nibbles(vf sum, __m256i pairs, const float* scales, const GroupMeta& meta) {
+  const vi dot = (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  return vload(scales + kPanel) * vset(meta.sum) + add_scaled(sum, dot, vload(scales), meta.scale);
+}
+
+// Sums of up to three rows fit the registers beside the integers.
 template <int R>
-NARU_INLINE void nibble_group(const uint8_t* w, const int8_t* x, const GroupMeta* meta, float* sums) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256i a[2][R];
-  multiply<8, R>(w, x, a);
-  const float* scales = reinterpret_cast<const float*>(w + quant_bytes(kNibbles));
-  for (int part = 0; part < 2; ++part) {
-    const vf d = vload(scales + part * kLanes), low = vload(scales + kPanel + part * kLanes);
+NARU_INLINE void nibble_block(const Block& b, float* sums) {
+  constexpr bool kHeld = R <= 3;
+  vf held[2][R];
+  for (int part = 0; part < 2; ++part)
     for (int m = 0; m < R; ++m) {
-      float* sum = sums + m * kPanel + part * kLanes;
-      const vi dot = (vi)_mm256_madd_epi16(a[part][m], ones);
-      const vf t = add_scaled(vload(sum), dot, d, meta[m].scale);
-      vstore(sum, low * vset(meta[m].sum) + t);
+      held[part][m] = vset(0.f);
+      if (!kHeld) vstore(sums + m * kPanel + part * kLanes, held[part][m]);
     }
+  const uint8_t* w = b.w;
+  const int8_t* x = b.x.q;
+  const GroupMeta* meta = b.x.meta;
+  for (int g = 0; g < b.groups; ++g, w += group_bytes(kNibbles), x += kQStep, meta += kTileRows) {
+    fetch_group(b, g);
+    __m256i a[2][R];
+    multiply<8, R>(w, x, a);
+    const float* scales = reinterpret_cast<const float*>(w + quant_bytes(kNibbles));
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; ++part)
+#pragma GCC unroll 4
+      for (int m = 0; m < R; ++m) {
+        float* sum = sums + m * kPanel + part * kLanes;
+        if (kHeld)
+          held[part][m] = add_nibbles(held[part][m], a[part][m], scales + part * kLanes, meta[m]);
+        else
+          vstore(sum, add_nibbles(vload(sum), a[part][m], scales + part * kLanes, meta[m]));
+      }
   }
+  if (!kHeld) return;
+  for (int part = 0; part < 2; ++part)
+    for (int m = 0; m < R; ++m) vstore(sums + m * kPanel + part * kLanes, held[part][m]);
 }
 
 // Bytes as 16 high + low.
@@ -241,15 +264,14 @@ NARU_INLINE void half_group(const uint8_t* w, const int8_t* x, const GroupMeta* 
 template <Kind K, int P, int R>
 void block(const Block& b, float* sums) {
   static_assert(P == 1, "sixteen registers");
+  if (K == kNibbles) return nibble_block<R>(b, sums);
   for (int i = 0; i < R * kPanel; i += kLanes) vstore(sums + i, vset(0.f));
   const uint8_t* w = b.w;
   for (int g = 0; g < b.groups; ++g, w += group_bytes(K)) {
     fetch_group(b, g);
     const int8_t* x = b.x.q + g * kQStep;
     const GroupMeta* meta = b.x.meta + g * kTileRows;
-    if (K == kNibbles)
-      nibble_group<R>(w, x, meta, sums);
-    else if (K == kBytes)
+    if (K == kBytes)
       byte_group<R>(w, x, meta, sums);
     else
       half_group<R>(w, x, meta, sums);
@@ -295,6 +317,14 @@ bool pays_unpacked(int format, int rows) {
 #endif
 }
 
+// Rows of the next block: within one tile of rows.
+int rows_of_block(Kind kind, int left) {
+#if !defined(__AVX512F__)
+  if (kind == kNibbles && left != kBlockRows) return left < 3 ? left : 3;
+#endif
+  return left < kBlockRows ? left : kBlockRows;
+}
+
 void unpacked_panels(const Linear& job, const Segment& s, int index, int count, const uint8_t* ahead) {
   const int groups = job.w->k / kGroup;
   const Kind kind = kind_of(s.format);
@@ -309,8 +339,10 @@ void unpacked_panels(const Linear& job, const Segment& s, int index, int count, 
   const int left = s.rows - index * kPanel;
   const int ld = count * kPanel;
   alignas(64) float sums[kBlockRows * kUnpackedPanels * kPanel];
-  for (int row = 0; row < job.rows; row += kBlockRows) {
-    const int rows = job.rows - row < kBlockRows ? job.rows - row : kBlockRows;
+  for (int row = 0, rows = 0; row < job.rows; row += rows) {
+    const int end = row / kTileRows * kTileRows + kTileRows;
+    rows = rows_of_block(kind, (job.rows < end ? job.rows : end) - row);
+    for (int m = 0; m < rows; ++m) __builtin_prefetch(job.out + static_cast<size_t>(row + m) * job.ld + column, 1);
     b.x = rows_from(*job.x, row);
     if (count == 1)
       block_kernel<1>(kind, rows)(b, sums);

@@ -121,6 +121,11 @@ NARU_INLINE V16 abs16(const V16& a) {
 NARU_INLINE float hsum16(const V16& a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)a.v[0]);
+#elif defined(__AVX2__)
+  const __m256 s = (__m256)(a.v[0] + a.v[1]);
+  const __m128 four = _mm256_castps256_ps128(s) + _mm256_extractf128_ps(s, 1);
+  const __m128 two = four + _mm_movehl_ps(four, four);
+  return two[0] + two[1];
 #else
   vf s = a.v[0];
   for (int i = 1; i < kParts; ++i) s = s + a.v[i];
@@ -133,6 +138,11 @@ NARU_INLINE float hsum16(const V16& a) {
 NARU_INLINE float hmax16(const V16& a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)a.v[0]);
+#elif defined(__AVX2__)
+  const __m256 s = _mm256_max_ps((__m256)a.v[0], (__m256)a.v[1]);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return two[0] > two[1] ? two[0] : two[1];
 #else
   vf s = a.v[0];
   for (int i = 1; i < kParts; ++i) s = a.v[i] > s ? a.v[i] : s;
