@@ -37,8 +37,10 @@ def attention(
 
 
 def tolerance(variant: str, shape: Shape) -> float:
-    """Of an output of values about 1: bf16 has eight bits."""
-    return 2e-2 if variant in ("amx", "avx512_bf16") and shape.kv_format == "f16" else 2e-5
+    """Of an output of values about 1: bf16 has eight bits; a long vector in integers of sixteen about ten for most numbers."""
+    if shape.kv_format == "f32":
+        return 2e-5
+    return {"amx": 2e-2, "avx512_bf16": 2e-2, "avx2": 2e-3}.get(variant, 2e-5)
 
 
 def assert_close(actual: FloatArray, expected: Float64Array, bound: float) -> None:
@@ -68,14 +70,16 @@ def test_scores_that_leave_the_range_of_an_exponent_give_numpys_numbers(
         # Rounded as the kernel rounds, or one token of two would win by the rounding alone.
         bits = (q * np.float32(64**-0.5 * 1.44269504)).view(np.uint32)
         rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
-        is_rounded = tolerance(variant, shape) > 1e-3
+        is_rounded = tolerance(variant, shape) > 1e-2
         if is_rounded:
             kernel.keys[:] = (kernel.keys.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
             kernel.refill()
         exact = rounded / np.float32(64**-0.5 * 1.44269504) if is_rounded else q
         actual = kernel.run(q, 200)
         assert np.isfinite(actual).all()
-        assert_close(actual, kernel.expected(exact, 200), 3e-2 if is_rounded else 2e-3)
+        # Integers of sixteen bits are right to a part of the largest score.
+        bound = spread * 6e-4 if variant == "avx2" and kv_format == "f16" else 2e-3
+        assert_close(actual, kernel.expected(exact, 200), 3e-2 if is_rounded else bound)
 
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[4], SHAPES[7]], ids=str)

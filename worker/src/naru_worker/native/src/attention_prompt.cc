@@ -40,6 +40,8 @@ size_t prompt_scratch_floats(int group, int padded_dim) {
   size_t n = prompt_floats_scratch(rows, padded_dim);
 #if defined(__AVX512BF16__)
   n = std::max(n, prompt_pairs_scratch(rows, padded_dim));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  n = std::max(n, prompt_words_scratch(rows, padded_dim));
 #endif
   return n;
 }
@@ -51,6 +53,8 @@ void attend_prompt(const Attention& job, const AttentionItem& item, int head, fl
 #if defined(__AVX512BF16__)
   // A float cache asks for float arithmetic.
   if (kv.element_bytes != 4) return attend_prompt_pairs(job, item, head, rows, scratch);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  if (kv.element_bytes != 4) return attend_prompt_words(job, item, head, rows, scratch);
 #endif
   attend_prompt_floats(job, item, head, rows, scratch);
 }

@@ -16,12 +16,16 @@ size_t prompt_scratch_floats(int group, int padded_dim);
 // float_tile_shapes().
 void attend_prompt(const Attention& job, const AttentionItem& item, int head, float* scratch);
 
-// Kernels: in floats, and in pairs of bf16 where the machine multiplies those.
+// Kernels: in floats, in pairs of bf16 where the machine multiplies those, and in integers of 16 bits where it has nothing
+// better: AVX2 multiplies these half as fast again as floats.
 void attend_prompt_floats(const Attention& job, const AttentionItem& item, int head, int max_rows, float* scratch);
 size_t prompt_floats_scratch(int max_rows, int padded_dim);
 #if defined(__AVX512BF16__)
 void attend_prompt_pairs(const Attention& job, const AttentionItem& item, int head, int max_rows, float* scratch);
 size_t prompt_pairs_scratch(int max_rows, int padded_dim);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+void attend_prompt_words(const Attention& job, const AttentionItem& item, int head, int max_rows, float* scratch);
+size_t prompt_words_scratch(int max_rows, int padded_dim);
 #endif
 
 }  // namespace naru

@@ -1,5 +1,6 @@
 // Attention of prompt tokens in floats: queries, keys, values, weights and sums.
 #include "attention_prompt.h"
+#include "prompt_softmax.h"
 #include "prompt_walk.h"
 
 namespace naru {
@@ -19,30 +20,6 @@ constexpr int rows_at_once(int) { return 3; }
 #endif
 
 constexpr size_t kStageBytes = 128 << 10;
-
-// 2^x within 2e-7; x above -126, or the result is as small as that.
-NARU_INLINE vf exp2_float(vf x) {
-#if defined(__AVX512F__)
-  const vf r = (vf)_mm512_reduce_ps((__m512)x, 0);  // x - round(x)
-#else
-  const vf lo = vset(-126.f), hi = vset(126.f);
-  x = x > lo ? x : lo;
-  x = x < hi ? x : hi;
-  const vf t = x + vset(12582912.f);  // 1.5 * 2^23: the rounded x sits in the low mantissa bits
-  const vf r = x - (t - vset(12582912.f));
-#endif
-  vf p = vset(0.00132647267f);
-  p = p * r + vset(0.00967151268f);
-  p = p * r + vset(0.0555073375f);
-  p = p * r + vset(0.240222421f);
-  p = p * r + vset(0.693146978f);
-  p = p * r + vset(1.f);
-#if defined(__AVX512F__)
-  return (vf)_mm512_scalef_ps((__m512)p, _mm512_sub_ps((__m512)x, (__m512)r));
-#else
-  return (vf)((vi)p + ((vi)t << 23));
-#endif
-}
 
 // c[r][.] (+)= sum over i of a[r * lda + i] * b[i * ldb + .], in order of i.
 template <int R, int C>
@@ -136,64 +113,8 @@ struct Floats {
              k + static_cast<size_t>(u.index) * rows.padded * kSpan, kSpan, rows.dim, scores[u.slot], kSpan, u.columns, false);
   }
 
-  // Scores of a span that all rows see to weights, in place. False: some row's top has to move first; the rows' state is
-  // then as before, but the scores are gone.
-  template <bool kShift>
-  bool soften_all(int block, float* s) {
-    V16 high = set16(0.f);
-    for (int r = 0; r < kBlockRows; ++r, s += kSpan) {
-      V16 sum = load16(rows.sums + (block * kBlockRows + r) * 16);
-      const V16 top = set16(rows.top[block * kBlockRows + r]);
-      for (int c = 0; c < kSpan; c += 16) {
-        V16 x = load16(s + c);
-        if (kShift) x = x - top;
-        for (int i = 0; i < kParts; ++i) x.v[i] = exp2_float(x.v[i]);
-        store16(s + c, x);
-        sum = sum + x;
-      }
-      store16(rows.next + r * 16, sum);
-      high = max16(sum, high);
-    }
-    if (hmax16(high) >= kGrownSum) return false;
-    rows.commit_sums(block);
-    return true;
-  }
-
-  void soften_row(int r, int span, int columns, float* s) {
-    alignas(64) static const float kIndex[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const vf lo = vset(static_cast<float>(rows.begin[r] - span)), hi = vset(static_cast<float>(rows.end[r] - span));
-    V16 best = set16(kNever);
-    for (int c = 0; c < columns * 16; c += 16) {
-      V16 x = load16(s + c);
-      const V16 at = load16(kIndex) + set16(static_cast<float>(c));
-      for (int i = 0; i < kParts; ++i) {
-        const vi seen = (vi)(at.v[i] >= lo) & (vi)(at.v[i] < hi);
-        x.v[i] = seen ? x.v[i] : vset(kNever);
-      }
-      store16(s + c, x);
-      best = max16(x, best);
-    }
-    const float high = hmax16(best);
-    const V16 top = set16(high > kNever ? rows.raise_top(r, high) : 0.f);
-    V16 sum = load16(rows.sums + r * 16);
-    for (int c = 0; c < columns * 16; c += 16) {
-      const V16 x = load16(s + c);
-      V16 p = x - top;
-      for (int i = 0; i < kParts; ++i) p.v[i] = x.v[i] > vset(kNever) ? exp2_float(p.v[i]) : vset(0.f);
-      store16(s + c, p);
-      sum = sum + p;
-    }
-    store16(rows.sums + r * 16, sum);
-  }
-
   void soften(const PromptUnit& u) {
-    float* s = scores[u.slot];
-    if (rows.state[u.block] != kFresh && rows.sees_all(u.block, u.span)) {
-      if (rows.state[u.block] == kLevel ? soften_all<false>(u.block, s) : soften_all<true>(u.block, s)) return;
-      score(u);
-    }
-    for (int r = 0; r < kBlockRows; ++r) soften_row(u.block * kBlockRows + r, u.span, u.columns, s + r * kSpan);
-    rows.update_state(u.block);
+    soften_span(&rows, u, scores[u.slot], [this, &u] { score(u); });
   }
 
   void mix(const PromptUnit& u) {
