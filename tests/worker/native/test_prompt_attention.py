@@ -37,7 +37,7 @@ def attention(
 
 
 def tolerance(variant: str, shape: Shape) -> float:
-    """Of an output of values about 1: bf16 has eight bits; a long vector in integers of sixteen about ten for most numbers."""
+    """Of an output of values about 1: bf16 has eight bits, a long vector in integers of sixteen about ten."""
     if shape.kv_format == "f32":
         return 2e-5
     return {"amx": 2e-2, "avx512_bf16": 2e-2, "avx2": 2e-3}.get(variant, 2e-5)
