@@ -60,12 +60,15 @@ def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_every_kernel_compiles_for_the_oldest_and_the_newest_gpu_and_costs_what_it_did() -> None:
+def test_every_kernel_compiles_and_costs_what_it_did() -> None:
     done = run_module("--one-each", "--arch", "80", "90", "--jobs", "2", "--check", str(SNAPSHOT))
     assert done.returncode == 0, done.stdout + done.stderr
+    compiled = [line.split()[:2] for line in done.stdout.splitlines()]
     for module in kernel_modules():
-        first = next(iter(cases_of(module, 90))).name
-        assert sum(line.startswith(f"{first} ") for line in done.stdout.splitlines()) == 2
+        for arch in (80, 90):
+            first = next(iter(cases_of(module, arch)), None)
+            if first is not None and (arch == 90 or first.expects):
+                assert [first.name, str(arch)] in compiled
 
 
 def test_the_snapshot_has_all_cases_of_all_kernels_and_no_others() -> None:

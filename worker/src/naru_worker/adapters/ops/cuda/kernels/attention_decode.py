@@ -134,9 +134,7 @@ def _merge_kernel(
         partial = base + split.to(tl.int64) * (HEAD_DIM + TAIL)
         split_largest = tl.load(partial + HEAD_DIM, mask=there, other=LOWEST)
         split_total = tl.load(partial + HEAD_DIM + 1, mask=there, other=0.0)
-        split_sums = tl.load(
-            partial[:, None] + d[None, :], mask=there[:, None] & (d < HEAD_DIM)[None, :], other=0.0
-        )
+        split_sums = tl.load(partial[:, None] + d[None, :], mask=there[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
         new_largest = tl.maximum(largest, tl.max(split_largest, 0))
         weight = tl.exp2(split_largest - new_largest)
         shrink = tl.exp2(largest - new_largest)
@@ -156,7 +154,11 @@ def split_tokens(head_dim: int, cache_bytes: int) -> int:
 def split_count(longest: int, split: int, *, window: int | None = None, rows_per_seq: int = 1) -> int:
     """Splits that sequences of up to `longest` tokens need: the `num_splits` of a launch."""
     reached = longest if window is None else min(longest, window + rows_per_seq - 1)
-    return triton.cdiv(longest, split) if reached == longest else min(triton.cdiv(longest, split), triton.cdiv(reached - 1, split) + 1)
+    return (
+        triton.cdiv(longest, split)
+        if reached == longest
+        else min(triton.cdiv(longest, split), triton.cdiv(reached - 1, split) + 1)
+    )
 
 
 def decode_partials_shape(num_rows: int, num_heads: int, head_dim: int, num_splits: int) -> tuple[int, ...]:

@@ -222,14 +222,26 @@ def _case(arch: int, head_dim: int, activation: str, cache: str, cache_name: str
             "out": f"*{activation}",
             "scale": "fp32",
             **dict.fromkeys(("window", "q_stride", "out_stride", "table_stride", *STRIDE_NAMES), "i32"),
-            **dict.fromkeys(("GROUP", "HEAD_DIM", "BLOCK_D", "BLOCK_SIZE", "BLOCK_M", "BLOCK_N", "WINDOWED"), "constexpr"),
+            **dict.fromkeys(
+                ("GROUP", "HEAD_DIM", "BLOCK_D", "BLOCK_SIZE", "BLOCK_M", "BLOCK_N", "WINDOWED"), "constexpr"
+            ),
         },
         constexprs=constexprs,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         aligned=(
-            "q", "key_cache", "value_cache", "block_table", "query_start", "seq_lens", "out",
-            "q_stride", "out_stride", "block_stride", "token_stride", "head_stride",
+            "q",
+            "key_cache",
+            "value_cache",
+            "block_table",
+            "query_start",
+            "seq_lens",
+            "out",
+            "q_stride",
+            "out_stride",
+            "block_stride",
+            "token_stride",
+            "head_stride",
         ),  # fmt: skip
         expects=("HGMMA",) if arch == 90 else ("HMMA", "LDGSTS"),
     )
