@@ -125,11 +125,12 @@ def _kernels(device: Any, clock: Any, is_late: Callable[[], bool], notes: list[s
     from bench.gpu_attention_cases import cache_cases
     from bench.gpu_cases import Setup, elementwise_cases, product_cases
     from bench.gpu_run import results_of
+    from bench.gpu_sampler_cases import sampler_cases
 
     from naru_worker.adapters.ops.cuda.kernels.compile_case import tuned_arch
 
     setup = Setup(device, tuned_arch(torch.cuda.get_device_capability(device)), torch.bfloat16)
-    cases = itertools.chain(cache_cases(setup), elementwise_cases(setup), product_cases(setup))
+    cases = itertools.chain(cache_cases(setup), elementwise_cases(setup), sampler_cases(setup), product_cases(setup))
     for result in results_of(cases, clock, is_late):
         _say(f"{result.name}: {result.problem or f'{result.median_s * 1e6:.1f} us, error {result.error:.1e}'}")
         yield result

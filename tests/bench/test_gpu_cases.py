@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from bench.gpu_attention_cases import cache_cases  # noqa: E402
 from bench.gpu_cases import KernelCase, Setup, elementwise_cases, product_cases  # noqa: E402
 from bench.gpu_run import largest_error, results_of  # noqa: E402
+from bench.gpu_sampler_cases import sampler_cases  # noqa: E402
 
 SIZES: dict[str, Any] = {"inner": 96, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "vocab": 200, "batch": 3}
 
@@ -35,13 +36,13 @@ class Still:
 def cases() -> list[KernelCase]:
     setup = Setup(torch.device("cpu"), 90, torch.float32, hidden=64, context=40, prompt=24, **SIZES)
     wide = Setup(torch.device("cpu"), 90, torch.float32, hidden=256, prompt=18, **SIZES)
-    return list(chain(cache_cases(setup), elementwise_cases(setup), product_cases(wide)))
+    return list(chain(cache_cases(setup), elementwise_cases(setup), sampler_cases(setup), product_cases(wide)))
 
 
 def test_every_kernel_gives_what_its_case_expects() -> None:
     found = cases()
     names = [case.name for case in found]
-    assert len(set(names)) == len(names) == 9 + 7 + 12
+    assert len(set(names)) == len(names) == 9 + 7 + 2 + 12
     for case in found:
         expected = case.expected()
         error = largest_error((case.check or case.run)(), expected)
