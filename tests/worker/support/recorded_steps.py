@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from batches import Lane, batch_of
 from memory_models import MemoryCheckpoint, checkpoint_of, config_of
+from sampling_batches import sampling_batch
 
 from naru_worker.adapters.models.decoder import forward, load_weights
 from naru_worker.adapters.ops.cuda.checkpoint_weights import DeviceWeights
@@ -22,9 +23,11 @@ from naru_worker.adapters.ops.cuda.device import GpuDevice
 from naru_worker.adapters.ops.cuda.figures import compile_case
 from naru_worker.adapters.ops.cuda.judging import own_faults
 from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
+from naru_worker.adapters.ops.cuda.kernels.sampler import SamplerSpace, sample
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type, layer_caches
 from naru_worker.adapters.ops.cuda.launches import recorded_launches
 from naru_worker.adapters.ops.cuda.ops import CudaOps
+from naru_worker.adapters.ops.cuda.sampling_tensors import SamplingKinds, SamplingLayout, SamplingTensors
 from naru_worker.adapters.ops.cuda.staging import Staging
 from naru_worker.adapters.ops.cuda.step_tensors import step_arrays, step_tensors
 from naru_worker.adapters.ops.protocol import KVConfig, KVFormat
@@ -37,6 +40,11 @@ WIDE: dict[str, Any] = {
 LEARNED: dict[str, Any] = WIDE | {
     "architecture": "gpt2", "norm": "layer", "activation": "gelu_tanh", "rope": None, "tie_word_embeddings": True,
     "num_kv_heads": 8, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "max_position_embeddings": 512,
+}  # fmt: skip
+
+ASKED: dict[str, Any] = {
+    "temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "num_logprobs": 5, "presence_penalty": 0.5,
+    "bias": [(3, 1.0)], "penalties": [(5, 2)], "banned": [7], "mask": [1, 2, 3, 9],
 }  # fmt: skip
 
 Sizes = tuple[Sequence[int], Sequence[int]]
@@ -90,7 +98,17 @@ class RecordedModel:
         arrays = step_arrays(batch_of(lanes, BLOCK_SIZE))
         self._ops.begin(step_tensors(arrays, self._staging.put(arrays.arrays)))
         with torch.inference_mode():
-            forward(self._ops, self._config, self._weights)  # type: ignore[arg-type]
+            logits = forward(self._ops, self._config, self._weights)  # type: ignore[arg-type]
+        self._sample(logits)
+
+    def _sample(self, logits: torch.Tensor) -> None:
+        """Once the likeliest tokens, once all that may be asked for."""
+        for row in ({"temperature": 0.0}, ASKED):
+            batch = sampling_batch([row] * len(logits), self._config.vocab_size, max_logprobs=5)
+            layout = SamplingLayout.of(batch)
+            tensors = SamplingTensors.views(layout, torch.zeros(layout.num_bytes, dtype=torch.uint8))
+            space = SamplerSpace.make(len(logits), batch.vocab_limit, 5, "cpu")
+            sample(logits, tensors, SamplingKinds.of(batch), space)
 
 
 def described(case: CompileCase) -> str:
