@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from bench.gpu_cases import KernelCase, Setup
+from bench.gpu_cases import FP8_ARCH, KernelCase, Setup
 from torch import Tensor
 
 from naru_worker.adapters.ops.cuda.kernels.attention_decode import (
@@ -20,7 +20,6 @@ from naru_worker.adapters.ops.cuda.kernels.attention_prefill import attention_pr
 from naru_worker.adapters.ops.cuda.kernels.rope_kv import rope_kv
 
 _LARGEST = {"int8": 127.0}
-_FP8_ARCH = 89
 _MARGIN = 3.0
 # Attention averages over many values, so that what is largest among the results is far below the largest value.
 
@@ -55,7 +54,7 @@ class Cache:
 
 def cache_cases(setup: Setup) -> Iterator[KernelCase]:
     """Rotation with the cache's write, attention of generated tokens and of a prompt, for each format of the cache."""
-    for name in ("16 bits", "int8", *(("fp8",) if setup.arch >= _FP8_ARCH else ())):
+    for name in ("16 bits", "int8", *(("fp8",) if setup.arch >= FP8_ARCH else ())):
         yield _rope(setup, name)
         yield _decode(setup, made_cache(setup, name, setup.batch, setup.context))
         yield _prefill(setup, made_cache(setup, name, 1, setup.prompt))

@@ -22,6 +22,7 @@ from memory_models import random_tensor
 from naru_worker.adapters.ops.cuda.kernels.act import act
 from naru_worker.adapters.ops.cuda.kernels.copy_blocks import copy_blocks
 from naru_worker.adapters.ops.cuda.kernels.embed import embed
+from naru_worker.adapters.ops.cuda.kernels.fp8_linear import fp8_linear, quantize_weight
 from naru_worker.adapters.ops.cuda.kernels.gemm_groups import Regime
 from naru_worker.adapters.ops.cuda.kernels.norm import norm
 from naru_worker.adapters.ops.cuda.linear import linear
@@ -30,6 +31,9 @@ from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
 from naru_worker.adapters.ops.ref_dequant import dequantize
 
 EPS = 1e-5
+FP8_ARCH = 89
+FP8_TOLERANCE = 5e-2
+"""Activations of 8 bits are off by up to a sixteenth each; over a row that averages out."""
 FORMATS: tuple[TensorFormat, ...] = ("q4_0", "q8_0", "q4_k")
 _BLOCK_WORDS_OF_A_LAYER = 2
 
@@ -84,6 +88,8 @@ class KernelCase:
     tolerance: float
     bytes: int
     operations: int = 0
+    is_fp8: bool = False
+    """Whether the FP8 units compute it."""
     check: Callable[[], Tensor] | None = None
     """Runs and gives all that is to be right; None: `run` does."""
 
@@ -108,6 +114,8 @@ def product_cases(setup: Setup) -> Iterator[KernelCase]:
         yield _dense(setup, kind, rows, regime)
         for tensor_format in FORMATS:
             yield _groups(setup, kind, rows, regime, tensor_format)
+        if setup.arch >= FP8_ARCH:
+            yield _fp8(setup, kind, rows)
 
 
 def _copies(setup: Setup) -> KernelCase:
@@ -170,6 +178,22 @@ def _groups(setup: Setup, kind: str, rows: int, regime: Regime, tensor_format: T
     packed = pack_matrix([part], [None], setup.dtype).placed(lambda tensor: tensor.to(setup.device))
     values = torch.from_numpy(dequantize(part)).to(setup.device, torch.float32)
     return _product(setup, f"product {tensor_format}, {kind}", rows, regime, packed, values, len(part.data))
+
+
+def _fp8(setup: Setup, kind: str, rows: int) -> KernelCase:
+    values, x = setup.normal(setup.inner, setup.hidden), setup.normal(rows, setup.hidden)
+    weight, out = quantize_weight(values), torch.empty(rows, setup.inner, device=setup.device, dtype=setup.dtype)
+    held = weight.values.float() * weight.scales[:, None]
+    moved = weight.values.numel() + (x.numel() + out.numel()) * x.itemsize
+    return KernelCase(
+        name=f"product fp8, {kind}",
+        run=lambda: fp8_linear(x, weight, out=out),
+        expected=lambda: x.float() @ held.T,
+        tolerance=FP8_TOLERANCE,
+        bytes=moved,
+        operations=2 * rows * setup.hidden * setup.inner,
+        is_fp8=True,
+    )
 
 
 @cache

@@ -29,6 +29,7 @@ class KernelResult:
     median_s: float
     p10_s: float
     p90_s: float
+    is_fp8: bool = False
     problem: str = ""
     """It could not be launched; then the numbers are 0."""
 
@@ -74,7 +75,8 @@ def fraction(result: KernelResult, limits: Limits) -> tuple[str, float]:
     if not result.median_s:
         return "bandwidth", 0.0
     moving = result.bytes / result.median_s / limits.bandwidth
-    computing = result.operations / result.median_s / limits.flops_16
+    flops = limits.flops_8 if result.is_fp8 and limits.flops_8 else limits.flops_16
+    computing = result.operations / result.median_s / flops
     return ("operations", computing) if computing > moving else ("bandwidth", moving)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from bench.gpu_cases import KernelCase
 from bench.gpu_report import KernelResult
-from bench.gpu_timing import Clock, timed
+from bench.gpu_timing import Clock, Timing, timed
 
 
 def results_of(cases: Iterable[KernelCase], clock: Clock, is_late: Callable[[], bool]) -> Iterator[KernelResult]:
@@ -29,6 +29,7 @@ def largest_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _result(case: KernelCase, clock: Clock) -> KernelResult:
+    problem = ""
     try:
         expected = case.expected()
         error = largest_error((case.check or case.run)(), expected)
@@ -36,7 +37,8 @@ def _result(case: KernelCase, clock: Clock) -> KernelResult:
         timing = timed(case.run, clock)
     except Exception as exc:  # a kernel that cannot be launched is a result, too; the others are still measured
         problem = f"{type(exc).__name__}: {str(exc).strip().splitlines()[0] if str(exc).strip() else ''}"[:160]
-        return KernelResult(case.name, 0.0, case.tolerance, case.bytes, case.operations, 0.0, 0.0, 0.0, problem)
+        error, timing = 0.0, Timing(0.0, 0.0, 0.0, 0)
     return KernelResult(
-        case.name, error, case.tolerance, case.bytes, case.operations, timing.median_s, timing.p10_s, timing.p90_s
-    )
+        case.name, error, case.tolerance, case.bytes, case.operations, timing.median_s, timing.p10_s, timing.p90_s,
+        case.is_fp8, problem,
+    )  # fmt: skip

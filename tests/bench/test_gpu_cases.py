@@ -42,7 +42,7 @@ def cases() -> list[KernelCase]:
 def test_every_kernel_gives_what_its_case_expects() -> None:
     found = cases()
     names = [case.name for case in found]
-    assert len(set(names)) == len(names) == 9 + 7 + 2 + 12
+    assert len(set(names)) == len(names) == 9 + 7 + 2 + 15
     for case in found:
         expected = case.expected()
         error = largest_error((case.check or case.run)(), expected)

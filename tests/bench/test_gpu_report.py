@@ -34,6 +34,9 @@ def test_a_kernel_is_held_against_the_limit_that_it_is_nearer_to() -> None:
     assert (moving, computing) == ("bandwidth", "operations")
     assert [bytes_part, operations_part] == pytest.approx([4e9 / 1.1e-3 / 4e12, 5e11 / 1e-3 / 800e12])
     assert fraction(replace(DECODE, median_s=0.0), LIMITS)[1] == 0.0
+    with_fp8 = replace(LIMITS, flops_8=1600e12)
+    assert fraction(replace(PREFILL, is_fp8=True), with_fp8)[1] == pytest.approx(operations_part / 2)
+    assert fraction(PREFILL, with_fp8)[1] == pytest.approx(operations_part)
 
 
 def test_a_run_that_reaches_all_that_is_wanted_says_so() -> None:
