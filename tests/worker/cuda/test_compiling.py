@@ -60,6 +60,7 @@ def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.timeout(600)
 def test_every_kernel_compiles_and_costs_what_it_did() -> None:
     done = run_module("--one-each", "--arch", "80", "90", "--jobs", "2", "--check", str(SNAPSHOT))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -29,13 +29,14 @@ def report(arch: int, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.timeout(600)
 def test_steps_of_any_size_need_no_other_code_than_the_first_ones() -> None:
     """Compiling one takes seconds, for which every stream on the GPU would wait."""
     assert [code for model in report(90).values() for code in model["later"]] == []
 
 
 @pytest.mark.gpu_offline
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", [80, 89, 90])
 def test_what_steps_launch_compiles_for_each_gpu_within_its_limits(arch: int) -> None:
     assert [fault for model in report(arch, "--compile").values() for fault in model["faults"]] == []
