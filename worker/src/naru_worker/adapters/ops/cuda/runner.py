@@ -1,13 +1,18 @@
-"""A model on a GPU, one step after another: the plain loop, which waits for each step's tokens.
+"""A model on a GPU. A step has two halves: `launch` gives the device its work, `fetch` waits for what was drawn.
 
-Made by `backend`, called by the engine thread.
+Made by `backend`, called by the engine thread. Between the halves the next step may be launched, whose tokens are taken
+from this one's on the device; `run` is both halves at once.
+
+    launch: staged inputs ─► forward (kernel by kernel, or a graph) ─► sampler ─► results to pinned memory    fetch
+            compute stream ──────────────────────────────────────────────────┘    copy stream ──────────────────┘
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+from collections import Counter
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,13 +20,17 @@ from naru_proto.errors import InternalError, NaruError
 from naru_worker.adapters.models.decoder import DecoderWeights, forward, load_weights
 from naru_worker.adapters.ops.cuda.checkpoint_weights import DeviceWeights
 from naru_worker.adapters.ops.cuda.device import GpuDevice, open_gpu_memory
-from naru_worker.adapters.ops.cuda.host_sampler import HostSampler
+from naru_worker.adapters.ops.cuda.device_sampler import DeviceSampler, Sampled
+from naru_worker.adapters.ops.cuda.graphs import NUM_ROWS, DecodeGraphs, GraphLimits, NoGraph, graph_key
 from naru_worker.adapters.ops.cuda.kernels.copy_blocks import copy_blocks
+from naru_worker.adapters.ops.cuda.kernels.drawn_tokens import fill_drawn_tokens
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type, layer_caches
+from naru_worker.adapters.ops.cuda.memory.errors import DeviceError, OutOfDeviceMemory
 from naru_worker.adapters.ops.cuda.memory.kv_blocks import KVBlocks
 from naru_worker.adapters.ops.cuda.ops import CudaOps
 from naru_worker.adapters.ops.cuda.staging import Staging
-from naru_worker.adapters.ops.cuda.step_tensors import step_arrays, step_tensors
+from naru_worker.adapters.ops.cuda.step_tensors import StepTensors, step_arrays, step_tensors
+from naru_worker.adapters.ops.cuda.streams import Streams, open_streams
 from naru_worker.adapters.ops.protocol import (
     BatchInputs,
     FloatArray,
@@ -36,8 +45,15 @@ from naru_worker.adapters.weights.checkpoint import Checkpoint
 class CudaRunner:
     """A loaded model. Not thread-safe: one engine thread calls it."""
 
-    def __init__(self, gpu: GpuDevice, checkpoint: Checkpoint, options: RunnerOptions, weight_bytes: int) -> None:
-        """Packs the weights and allocates the KV cache.
+    def __init__(
+        self,
+        gpu: GpuDevice,
+        checkpoint: Checkpoint,
+        options: RunnerOptions,
+        weight_bytes: int,
+        streams: Streams | None = None,
+    ) -> None:
+        """Packs the weights and allocates the KV cache. `streams`: None: the device's.
 
         Raises:
             LoadError: a tensor is missing or does not fit the config, or the GPU has no room for the weights.
@@ -68,8 +84,13 @@ class CudaRunner:
         blocks = arena.tensor(0, (options.num_blocks, num_bytes), torch.uint8)
         self._words = blocks.view(torch.int32)
         self._ops: CudaOps | None = CudaOps(gpu, self.kv, layer_caches(blocks, self.kv, dtype), options.max_model_len)
-        self._staging = Staging(gpu.torch_device)
-        self._sampler = HostSampler()
+        self._streams = open_streams(gpu.torch_device) if streams is None else streams
+        self._staging = Staging(gpu.torch_device, self._streams)
+        self._sampler = DeviceSampler(gpu.torch_device, self._streams, options.max_num_seqs)
+        limits = GraphLimits(min(options.max_num_seqs, NUM_ROWS[-1]), options.max_model_len)
+        self.graphs = DecodeGraphs(gpu.torch_device, self._streams, options.block_size, limits, self._compute)
+        self.plain_steps: Counter[NoGraph] = Counter()
+        """Steps that were launched kernel by kernel, by the reason."""
 
     @property
     def is_ready(self) -> bool:
@@ -81,25 +102,47 @@ class CudaRunner:
 
         Raises:
             InternalError: the runner is closed.
-            OutOfDeviceMemory: there is no room for a block that the step writes to; nothing was computed.
+            OutOfDeviceMemory: there is no room for what the step writes to or computes.
+            DeviceError: the device failed.
+        """
+        return self.fetch(self.launch(batch, sampling))
+
+    def launch(self, batch: BatchInputs, sampling: SamplingBatch) -> Sampled:
+        """Gives the device a step, and waits for nothing but the masks; the arrays may change after the call.
+
+        Up to two steps may be launched and not yet fetched. Raises as `run`.
         """
         with torch.inference_mode():
-            # The masks are waited for while the forward pass runs.
-            logits = self._forward(batch)
-            output = self._sampler.sample(logits, sampling)
-            if not sampling.wants_hidden:
-                return output
-            assert self._ops is not None, "it has just computed"
-            return replace(output, hidden=self._ops.normed.float().cpu().numpy())
+            try:
+                logits = self._forward(batch, wants_hidden=sampling.wants_hidden)
+                hidden = (self.config.hidden_size, self._normed) if sampling.wants_hidden else None
+                # The masks are waited for while the forward pass runs.
+                return self._sampler.launch(logits, sampling, hidden)
+            except torch.OutOfMemoryError as exc:
+                reason = str(exc).splitlines()[0]
+                raise OutOfDeviceMemory(0, f"a step of {len(batch.token_ids)} tokens has no room: {reason}") from exc
+
+    def fetch(self, step: Sampled) -> SampleOutput:
+        """What a launched step drew; waits for that step only. In the order of launches.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        return self._sampler.fetch(step)
 
     def logits(self, batch: BatchInputs) -> FloatArray:
         """Copies and forward, (R, vocab).
 
         Raises:
             InternalError: the runner is closed.
+            DeviceError: the device failed.
         """
         with torch.inference_mode():
-            result: FloatArray = self._forward(batch).float().cpu().numpy()
+            logits = self._forward(batch)
+            kept: list[Tensor] = []
+            self._streams.compute.submit(lambda: kept.append(logits()[: len(batch.logits_rows)].float()))
+            self._streams.synchronize()
+            result: FloatArray = kept[0].cpu().numpy()
         return result
 
     def release_blocks(self, first_block: int, num_blocks: int) -> None:
@@ -117,26 +160,54 @@ class CudaRunner:
         self._kv_blocks.release(first_block, num_blocks)
 
     def close(self) -> None:
-        """Gives back all memory. The runner is dead afterwards."""
+        """Waits for what was launched, and gives back all memory. The runner is dead afterwards."""
+        with contextlib.suppress(DeviceError):  # whoever fetched was told
+            self._streams.synchronize()
+        self.graphs.forget()
         self._ops = self._weights = None
         self._words = torch.empty(0, dtype=torch.int32)
         self._kv_blocks.arena.close()
 
-    def _forward(self, batch: BatchInputs) -> Tensor:
-        if self._ops is None or self._weights is None:
+    def _forward(self, batch: BatchInputs, *, wants_hidden: bool = False) -> Callable[[], Tensor]:
+        """Launches it; the result gives the logits, at least (R, vocab), to work on the stream of computation."""
+        if self._ops is None:
             raise InternalError("the runner is closed")
         self._kv_blocks.ensure_for(batch, self.kv.block_size)
         step = step_arrays(batch)
+        key = NoGraph.OFF if self.graphs.failure else graph_key(batch, self.graphs.limits, wants_hidden=wants_hidden)
+        if not isinstance(key, NoGraph):
+            return self.graphs.launch(step, key)
+        self.plain_steps[key] += 1
         tensors = self._staging.put({**step.arrays, "copies": batch.copies})
-        self._copy(tensors["copies"], batch.copies)
-        self._ops.begin(step_tensors(step, tensors))
+        inputs, pairs = step_tensors(step, tensors), batch.copies.tolist()
+        results: list[Tensor] = []
+
+        def work() -> None:
+            self._copy(tensors["copies"], pairs)
+            results.append(self._compute(inputs))
+
+        self._streams.compute.submit(work)
+        return lambda: results[0]
+
+    @torch.inference_mode()
+    def _compute(self, step: StepTensors) -> Tensor:
+        """Launches the forward pass, or has it recorded."""
+        assert self._ops is not None, "asked before"
+        assert self._weights is not None, "they go together"
+        if step.num_generated:
+            fill_drawn_tokens(step.token_ids[: step.num_generated], self._sampler.drawn)
+        self._ops.begin(step)
         logits: Tensor = forward(self._ops, self.config, self._weights)  # type: ignore[arg-type]
         return logits
 
-    def _copy(self, pairs: Tensor, on_host: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> None:
+    def _normed(self) -> Tensor:
+        assert self._ops is not None, "it has just computed"
+        return self._ops.normed
+
+    def _copy(self, pairs: Tensor, on_host: list[list[int]]) -> None:
         """In as few launches as keep the order: within one, no block that is written is read, or written again."""
         start, read, written = 0, set[int](), set[int]()
-        for i, (source, destination) in enumerate(on_host.tolist()):
+        for i, (source, destination) in enumerate(on_host):
             if source in written or destination in written or destination in read:
                 copy_blocks(self._words, pairs[start:i])
                 start, read, written = i, set(), set()

@@ -1,8 +1,9 @@
-"""Many small arrays to the device in one copy."""
+"""Many small arrays to the device in one copy, through pinned buffers that take turns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,41 +11,87 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from naru_worker.adapters.ops.cuda.streams import Event, Streams
+
 _ALIGNMENT_BYTES = 16
 _FIRST_BYTES = 64 * 1024
+NUM_HOST_BUFFERS = 3
+"""One is filled, one is copied from, and one was just copied from: filling seldom waits."""
+
+
+@dataclass(slots=True)
+class _HostBuffer:
+    memory: Tensor
+    copied: Event | None = None
+    """When its last copy was done."""
 
 
 class Staging:
-    """A pinned buffer on the host and its twin on the device; both grow to what a step needs, and stay.
+    """Pinned buffers on the host and their one twin on the device; all grow to what a step needs, and stay.
 
-    Mutable, for one thread. What `put` returned is void at the next `put`: the step that reads it must be over.
+    Mutable, for one thread. What `put` and `put_bytes` returned is overwritten by the next call, in the order of the
+    stream of computation: work that was submitted before still reads what it should. While nothing grows, arrays of
+    the same shapes land at the same addresses, so that a graph may read them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, streams: Streams, num_bytes: int = _FIRST_BYTES) -> None:
+        """`num_bytes`: of each buffer at first."""
         self._device = device
-        self._grow(_FIRST_BYTES)
+        self._streams = streams
+        self._buffers = [_HostBuffer(streams.host_buffer(num_bytes)) for _ in range(NUM_HOST_BUFFERS)]
+        self._next = 0
+        self._twin = torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
     def put(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
-        """Tensors on the device of the same types and shapes, by name. The copy is asynchronous, in stream order."""
-        places: dict[str, int] = {}
-        end = 0
-        for name, array in arrays.items():
-            places[name] = end
-            end += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        if end > len(self._host):
-            self._grow(2 * end)
+        """Tensors on the device of the same types and shapes, by name. The arrays may change after the call."""
+        places, end = _places(arrays)
+        buffer = self._free_buffer(end)
+        on_host = buffer.memory.numpy()
         for name, array in arrays.items():
             raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-            self._bytes[places[name] : places[name] + len(raw)] = raw
-        self._twin[:end].copy_(self._host[:end], non_blocking=True)
+            on_host[places[name] : places[name] + len(raw)] = raw
+        self._upload(buffer, end)
         return {name: self._view(places[name], array) for name, array in arrays.items()}
+
+    def begin(self, num_bytes: int) -> npt.NDArray[np.uint8]:
+        """A buffer of at least so many bytes to be filled, and then given to `finish`, before any other call."""
+        return np.asarray(self._free_buffer(num_bytes).memory.numpy())
+
+    def finish(self, num_bytes: int) -> Tensor:
+        """Sends what was filled in; (num_bytes,) uint8 on the device."""
+        buffer = self._buffers[self._next]
+        self._upload(buffer, num_bytes)
+        return self._twin[:num_bytes]
+
+    def _free_buffer(self, num_bytes: int) -> _HostBuffer:
+        if num_bytes > len(self._twin):
+            self._twin = torch.empty(2 * num_bytes, dtype=torch.uint8, device=self._device)
+        buffer = self._buffers[self._next]
+        if buffer.copied is not None:
+            buffer.copied.synchronize()
+        if num_bytes > len(buffer.memory):
+            buffer.memory = self._streams.host_buffer(2 * num_bytes)
+        return buffer
+
+    def _upload(self, buffer: _HostBuffer, num_bytes: int) -> None:
+        self._streams.compute.upload(buffer.memory[:num_bytes], self._twin[:num_bytes])
+        buffer.copied = self._streams.compute.record()
+        self._next = (self._next + 1) % NUM_HOST_BUFFERS
 
     def _view(self, place: int, array: npt.NDArray[Any]) -> Tensor:
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         return self._twin[place : place + array.nbytes].view(dtype).view(array.shape)
 
-    def _grow(self, num_bytes: int) -> None:
-        is_gpu = self._device.type == "cuda"
-        self._host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_gpu)
-        self._bytes = self._host.numpy()
-        self._twin = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+def staged_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Bytes of a buffer that `put` fills with these."""
+    return _places(arrays)[1]
+
+
+def _places(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, int], int]:
+    places: dict[str, int] = {}
+    end = 0
+    for name, array in arrays.items():
+        places[name] = end
+        end += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return places, end
