@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from naru_worker.adapters.ops.cuda.streams import Event, Streams
+from naru_worker.adapters.ops.cuda.streams import Event, Streams, open_streams
 
 _ALIGNMENT_BYTES = 16
 _FIRST_BYTES = 64 * 1024
@@ -34,11 +34,11 @@ class Staging:
     the same shapes land at the same addresses, so that a graph may read them.
     """
 
-    def __init__(self, device: torch.device, streams: Streams, num_bytes: int = _FIRST_BYTES) -> None:
-        """`num_bytes`: of each buffer at first."""
+    def __init__(self, device: torch.device, streams: Streams | None = None, num_bytes: int = _FIRST_BYTES) -> None:
+        """`streams`: None: the device's. `num_bytes`: of each buffer at first."""
         self._device = device
-        self._streams = streams
-        self._buffers = [_HostBuffer(streams.host_buffer(num_bytes)) for _ in range(NUM_HOST_BUFFERS)]
+        self._streams = open_streams(device) if streams is None else streams
+        self._buffers = [_HostBuffer(self._streams.host_buffer(num_bytes)) for _ in range(NUM_HOST_BUFFERS)]
         self._next = 0
         self._twin = torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
