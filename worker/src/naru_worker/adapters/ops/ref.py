@@ -7,7 +7,7 @@ KV cache is paged; each operation computes at once, so the decoder runs at each 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from naru_worker.adapters.ops.protocol import (
     BatchInputs,
     FloatArray,
     KVConfig,
+    Ops,
     RawTensor,
     RunnerOptions,
     SampleOutput,
@@ -219,8 +220,10 @@ class RefOps:
 class RefRunner:
     """A model loaded into torch. Not thread-safe."""
 
-    def __init__(self, checkpoint: Checkpoint, options: RunnerOptions) -> None:
-        """Decodes the weights and allocates the cache."""
+    def __init__(
+        self, checkpoint: Checkpoint, options: RunnerOptions, wrap: Callable[[Ops], Ops] = lambda ops: ops
+    ) -> None:
+        """Decodes the weights and allocates the cache; `wrap` puts something around the operations."""
         config = checkpoint.config
         self.config = config
         self.kv = KVConfig(
@@ -234,7 +237,8 @@ class RefRunner:
         self.kv_bytes = options.num_blocks * kv_block_bytes(config, options)
         self.max_wait_s = 0.0
         self._ops: RefOps | None = RefOps(self.kv, _KV_TYPES[options.kv_format])
-        self._weights: DecoderWeights | None = load_weights(self._ops, checkpoint)
+        self._wrapped: Ops | None = wrap(self._ops)
+        self._weights: DecoderWeights | None = load_weights(self._wrapped, checkpoint)
 
     @property
     def is_ready(self) -> bool:
@@ -251,11 +255,11 @@ class RefRunner:
 
     def logits(self, batch: BatchInputs) -> FloatArray:
         """Copies and forward, (R, vocab)."""
-        if self._ops is None or self._weights is None:
+        if self._ops is None or self._wrapped is None or self._weights is None:
             raise RuntimeError("the runner is closed")
         with torch.inference_mode():
             self._ops.begin(batch)
-            result: FloatArray = forward(self._ops, self.config, self._weights).numpy()
+            result: FloatArray = forward(self._wrapped, self.config, self._weights).numpy()
         return result
 
     def release_blocks(self, first_block: int, num_blocks: int) -> None:
@@ -274,7 +278,7 @@ class RefRunner:
 
     def close(self) -> None:
         """Gives back all memory. The runner is dead afterwards."""
-        self._ops = self._weights = None
+        self._ops = self._wrapped = self._weights = None
 
 
 def _index(ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:

@@ -1,0 +1,18 @@
+"""What goes wrong among ranks."""
+
+from __future__ import annotations
+
+from naru_proto.errors import Unavailable
+
+
+class CollectiveFailed(RuntimeError):
+    """An exchange among ranks did not end: some rank is gone, or did not come in time. It does not say which."""
+
+
+class RankLost(Unavailable):
+    """A rank has died, hangs or has failed in a step. The group is over, with all models it had."""
+
+    def __init__(self, rank: int, size: int, reason: str) -> None:
+        super().__init__(f"rank {rank} of {size} is lost: {reason}")
+        self.rank = rank
+        self.reason = reason

@@ -1,0 +1,108 @@
+"""A checkpoint that hands out one rank's slices: rows as views of the file, columns as copies of themselves alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from naru_proto.errors import LoadError
+from naru_worker.adapters.ops.protocol import RawTensor
+from naru_worker.adapters.ops.tensor_parallel.sharding import Shard, shard_of
+from naru_worker.adapters.weights.checkpoint import Checkpoint
+from naru_worker.adapters.weights.tensor_format import BLOCKS, row_bytes
+
+_QUERY, _KEY_VALUE = ("q", "q_bias"), ("k", "k_bias", "v", "v_bias")
+_INNER = ("gate", "gate_bias", "up", "up_bias")
+_ADDED_ONCE = ("o_bias", "down_bias")
+"""Biases of outputs that add up over the ranks."""
+
+
+class ShardedCheckpoint:
+    """Implements `Checkpoint` over another one, which it closes."""
+
+    def __init__(self, whole: Checkpoint, rank: int, size: int) -> None:
+        """Looks at how the columns of the MLP lie in the file.
+
+        Raises:
+            LoadError: the model cannot be split into so many parts.
+        """
+        self._whole = whole
+        downs = (whole.get(f"layers.{i}.down") for i in range(whole.config.num_layers))
+        inner_block = math.lcm(*(BLOCKS[down.format][0] for down in downs))
+        self.shard: Shard = shard_of(whole.config, rank, size, inner_block)
+        self.config = self.shard.config
+        self.chat_template = whole.chat_template
+
+    @property
+    def revision(self) -> str:
+        """Of the whole model."""
+        return self._whole.revision
+
+    def has(self, name: str) -> bool:
+        """Whether this rank has the tensor or a part of it."""
+        if name == "lm_head":
+            return True
+        if name.rpartition(".")[2] in _ADDED_ONCE and self.shard.rank > 0:
+            return False
+        return self._whole.has(name)
+
+    def get(self, name: str) -> RawTensor:
+        """This rank's part of a tensor.
+
+        Raises:
+            LoadError: there is no such tensor on this rank, or blocks that share a scale would have to be parted.
+        """
+        if not self.has(name):
+            raise LoadError(f"rank {self.shard.rank} has no tensor {name!r}", param=name)
+        if name == "lm_head":
+            return self._head()
+        tensor, part = self._whole.get(name), name.rpartition(".")[2]
+        shard, width = self.shard, self.config.head_dim
+        if part in _QUERY:
+            return _rows(tensor, shard.heads, width)
+        if part in _KEY_VALUE:
+            return _rows(tensor, shard.kv_heads, width)
+        if part in _INNER:
+            return _rows(tensor, shard.inner)
+        if part == "o":
+            return _columns(tensor, shard.heads, width)
+        return _columns(tensor, shard.inner) if part == "down" else tensor
+
+    def close(self) -> None:
+        """Closes the whole checkpoint."""
+        self._whole.close()
+
+    def _head(self) -> RawTensor:
+        """Rows of the head, which may be the embedding; under the head's name, as it is no longer the same tensor."""
+        source = self._whole.get("embed" if self._whole.config.tie_word_embeddings else "lm_head")
+        rows = _rows(source, self.shard.vocab)
+        return RawTensor("lm_head", rows.format, rows.shape, rows.data)
+
+
+def _rows(tensor: RawTensor, part: range, unit: int = 1) -> RawTensor:
+    """Rows [part.start, part.stop) * unit of a matrix, or elements of a vector: a view."""
+    start, stop = part.start * unit, part.stop * unit
+    stride = row_bytes(tensor.format, tensor.shape[-1]) if len(tensor.shape) == 2 else BLOCKS[tensor.format][1]
+    data = tensor.data[start * stride : stop * stride]
+    return RawTensor(tensor.name, tensor.format, (stop - start, *tensor.shape[1:]), data)
+
+
+def _columns(tensor: RawTensor, part: range, unit: int = 1) -> RawTensor:
+    """Columns [part.start, part.stop) * unit of a matrix: a copy of these.
+
+    Raises:
+        LoadError: a block that shares a scale lies on both sides of a border.
+    """
+    start, stop = part.start * unit, part.stop * unit
+    num_rows, num_columns = tensor.shape
+    elements, size = BLOCKS[tensor.format]
+    if start % elements or stop % elements:
+        raise LoadError(
+            f"tensor {tensor.name!r} is {tensor.format}, where {elements} columns share a scale: it cannot be cut at "
+            f"columns {start} and {stop}; use fewer ranks, or a file with smaller blocks",
+            param=tensor.name,
+        )
+    rows = np.frombuffer(tensor.data, np.uint8).reshape(num_rows, row_bytes(tensor.format, num_columns))
+    cut = np.ascontiguousarray(rows[:, start // elements * size : stop // elements * size])
+    return RawTensor(tensor.name, tensor.format, (num_rows, stop - start), cut.reshape(-1).data.toreadonly())
