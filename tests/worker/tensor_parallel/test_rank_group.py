@@ -15,7 +15,8 @@ import gguf
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.torch
+# A busy machine takes long to import torch in four processes.
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 pytest.importorskip("torch")
 
 from backends import load  # noqa: E402
