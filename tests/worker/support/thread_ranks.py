@@ -13,7 +13,10 @@ TIMEOUT_S = 60.0
 
 
 class ThreadRanks:
-    """Stands in for the module ``torch.distributed`` where `run` calls."""
+    """Stands in for the module ``torch.distributed`` where `run` calls.
+
+    One rank computes at a time: Triton's interpreter is not made for threads.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -21,6 +24,7 @@ class ThreadRanks:
         self._barrier = threading.Barrier(size)
         self._slots: list[Tensor] = [Tensor()] * size
         self._own = threading.local()
+        self._turn = threading.Lock()
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
         """What each rank returns; the first error, if there is one."""
@@ -28,7 +32,8 @@ class ThreadRanks:
         def one(rank: int) -> Any:
             self._own.rank = rank
             try:
-                return work(rank)
+                with self._turn:
+                    return work(rank)
             except BaseException:
                 self._barrier.abort()
                 raise
@@ -61,8 +66,15 @@ class ThreadRanks:
         if self._own.rank == 0:
             self.num_exchanges[name] = self.num_exchanges.get(name, 0) + 1
         self._slots[self._own.rank] = given.clone()
-        self._barrier.wait(TIMEOUT_S)
+        self._meet()
         pieces = list(self._slots)
         assert all(piece.shape == given.shape for piece in pieces), "ranks exchange tensors of one shape"
-        self._barrier.wait(TIMEOUT_S)
+        self._meet()
         return pieces
+
+    def _meet(self) -> None:
+        self._turn.release()
+        try:
+            self._barrier.wait(TIMEOUT_S)
+        finally:
+            self._turn.acquire()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import gguf
@@ -22,12 +21,14 @@ pytest.importorskip("torch")
 from backends import load  # noqa: E402
 from batches import all_logits, batch_of, greedy, lanes_for  # noqa: E402
 from gguf_builder import Q4_0, GgufTensor, build, model_metadata, model_tensors  # noqa: E402
+from sampling_batches import greedy_batch  # noqa: E402
 from tiny_models import TinySpec  # noqa: E402
 
 from naru_proto.errors import LoadError  # noqa: E402
-from naru_worker.adapters.ops.protocol import Runner, RunnerOptions, SamplingBatch  # noqa: E402
+from naru_worker.adapters.ops.protocol import Runner, RunnerOptions  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel import follower_process  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.errors import RankLost  # noqa: E402
+from naru_worker.adapters.ops.tensor_parallel.follower_process import gpu_of  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.group_runner import load_over_group  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.joining import join  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.rank_group import RankGroup  # noqa: E402
@@ -74,33 +75,10 @@ def assert_rank_0_samples_and_a_failure_there_costs_one_step(runner: Runner) -> 
     lanes = lanes_for(PROMPTS, 16, 1)
     batch = batch_of([(lane, len(lane.token_ids)) for lane in lanes], 16)
     best = runner.logits(batch).argmax(-1).tolist()
-    assert runner.run(batch, greedy_sampling(2)).token_ids.tolist() == best
+    assert runner.run(batch, greedy_batch(2, 259)).token_ids.tolist() == best
     with pytest.raises(IndexError):
-        runner.run(batch, greedy_sampling(1))
-    assert runner.run(batch, greedy_sampling(2)).token_ids.tolist() == best
-
-
-def greedy_sampling(num_rows: int) -> SamplingBatch:
-    """Every row takes the best token."""
-    lists = [field.name for field in fields(SamplingBatch)[11:19]]
-    starts = {name: np.zeros(num_rows + 1, np.int32) for name in lists if name.endswith("_start")}
-    empty = {name: np.zeros(0, np.float32 if name == "bias_values" else np.int32) for name in lists}
-    return SamplingBatch(
-        temperature=np.zeros(num_rows, np.float32),
-        top_k=np.zeros(num_rows, np.int32),
-        top_p=np.ones(num_rows, np.float32),
-        min_p=np.zeros(num_rows, np.float32),
-        presence_penalty=np.zeros(num_rows, np.float32),
-        frequency_penalty=np.zeros(num_rows, np.float32),
-        repetition_penalty=np.ones(num_rows, np.float32),
-        seed=np.zeros(num_rows, np.uint64),
-        counter=np.zeros(num_rows, np.uint64),
-        target=np.full(num_rows, -1, np.int32),
-        num_logprobs=np.full(num_rows, -1, np.int32),
-        vocab_limit=259,
-        max_logprobs=0,
-        **(empty | starts),  # type: ignore[arg-type]
-    )
+        runner.run(batch, greedy_batch(1, 259))
+    assert runner.run(batch, greedy_batch(2, 259)).token_ids.tolist() == best
 
 
 def is_alive(pid: int) -> bool:
@@ -159,6 +137,20 @@ def test_a_rank_that_does_not_start_is_lost_at_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(follower_process, "MODULE", "naru_worker.no_such_module")
     with pytest.raises(RankLost, match="rank 1 of 2 is lost: its process has ended with status 1"):
         RankGroup(2, "gloo")
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"), [(None, ["0", "3"]), ("4, 5,6,7", ["4", "7"]), ("GPU-a,GPU-b", ["GPU-a"])]
+)
+def test_each_rank_sees_its_own_gpu(visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu_of(rank) for rank in (0, 3)[: len(names)]] == names
+    if len(names) == 1:
+        with pytest.raises(ValueError, match="no GPU for rank 3"):
+            gpu_of(3)
 
 
 def test_a_group_has_at_least_two_ranks() -> None:

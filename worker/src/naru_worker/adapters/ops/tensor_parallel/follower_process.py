@@ -43,7 +43,7 @@ class FollowerProcess:
                 pass_fds=[orders.fileno(), pulse.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=dict(os.environ),
+                env=dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": gpu_of(rank)} if transport == "nccl" else {}),
             )
         except BaseException:
             self.connection.close()
@@ -102,3 +102,20 @@ class FollowerProcess:
             self._process.wait()
         self.connection.close()
         self._pulse.close()
+
+
+def gpu_of(rank: int) -> str:
+    """The name of a rank's GPU, which is the only one that its process may see: no thread of it can take another.
+
+    Raises:
+        ValueError: this process may not see so many.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return str(rank)
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if rank >= len(names):
+        raise ValueError(
+            f"CUDA_VISIBLE_DEVICES is {visible!r}: there is no GPU for rank {rank}; give the pod as many as ranks"
+        )
+    return names[rank]

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 
 Transport = Literal["gloo", "nccl"]
-"""gloo: tensors of the CPU. nccl: rank r has GPU r."""
+"""gloo: tensors of the CPU. nccl: rank r has the r-th of the GPUs that rank 0's process may see."""
 
 HOST = "127.0.0.1"
 
@@ -38,8 +37,6 @@ def join(store: Any, rank: int, size: int, transport: Transport, timeout_s: floa
     """
     if dist.is_initialized():
         raise RuntimeError("this process is a rank of a group already; a process can be one once at a time")
-    if transport == "nccl":
-        torch.cuda.set_device(rank)
     with _on_this_machine():
         dist.init_process_group(
             transport, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)

@@ -14,7 +14,10 @@ from naru_worker.adapters.ops.tensor_parallel.parallel_ops import ParallelOps
 from naru_worker.adapters.ops.tensor_parallel.sharded_checkpoint import ShardedCheckpoint
 from naru_worker.adapters.weights.opening import open_checkpoint
 
-LOADERS = {"ref": "naru_worker.adapters.ops.tensor_parallel.ref_shard"}
+LOADERS = {
+    "cuda": "naru_worker.adapters.ops.cuda.shard",
+    "ref": "naru_worker.adapters.ops.tensor_parallel.ref_shard",
+}
 """Backend to the module that offers ``load_shard(checkpoint, options, wrap) -> ShardRunner``."""
 
 Wrap = Callable[[Ops], Ops]
