@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.cuda.device import GpuDevice
+from naru_worker.adapters.ops.cuda.memory.errors import OutOfDeviceMemory
 from naru_worker.adapters.ops.cuda.weights import LinearWeight, pack_matrix, pack_vector, packed_bytes
 from naru_worker.adapters.ops.protocol import RawTensor
 
@@ -18,8 +19,10 @@ _VECTOR_BYTES = 4
 class DeviceWeights:
     """Packs and places; one tensor that is both table and matrix is stored once. Not thread-safe."""
 
-    def __init__(self, gpu: GpuDevice) -> None:
+    def __init__(self, gpu: GpuDevice, place: Callable[[Tensor], Tensor] | None = None) -> None:
+        """`place`: where tensors of the CPU go, such as a weight space; None: wherever torch has room on the GPU."""
         self._gpu = gpu
+        self._put = place or (lambda tensor: tensor.to(gpu.torch_device))
         self._alone: dict[str, LinearWeight] = {}
 
     def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> LinearWeight:
@@ -50,8 +53,8 @@ class DeviceWeights:
 
     def _place(self, tensor: Tensor) -> Tensor:
         try:
-            return tensor.to(self._gpu.torch_device)
-        except torch.OutOfMemoryError as exc:
+            return self._put(tensor)
+        except (torch.OutOfMemoryError, OutOfDeviceMemory) as exc:
             raise LoadError(
                 f"{self._gpu.name} has no room for {tensor.nbytes} more bytes of weights; lower memory_budget_bytes, "
                 "or load fewer models"
