@@ -39,12 +39,14 @@ def package_modules(part: str) -> list[str]:
 
 
 def worker_modules_of_the_cpu_path() -> list[str]:
-    """All of the worker but the reference backend, which is torch, and the build script of the kernels."""
-    return [
-        module
-        for module in package_modules("worker")
-        if not any(part.startswith("ref") for part in module.split(".")) and ".native." not in module
-    ]
+    """All of the worker but what is torch, and the build script of the kernels."""
+    return [module for module in package_modules("worker") if not is_torch(module) and ".native." not in module]
+
+
+def is_torch(module: str) -> bool:
+    """Whether it belongs to the reference backend, to that of GPUs, or to copies that are cut over several."""
+    parts = module.split(".")
+    return "cuda" in parts or "tensor_parallel" in parts or any(part.startswith("ref") for part in parts)
 
 
 def test_a_cpu_worker_never_imports_what_only_others_need() -> None:
@@ -88,9 +90,8 @@ def test_every_module_can_be_the_first_import(part: str) -> None:
 
 
 def needs_are_here(module: str) -> bool:
-    """Whether the extra a module needs is installed: the reference backend is torch."""
-    is_reference = any(part.startswith("ref") for part in module.split("."))
-    return not is_reference or importlib.util.find_spec("torch") is not None
+    """Whether the extra a module needs is installed."""
+    return not is_torch(module) or importlib.util.find_spec("torch") is not None
 
 
 EXTRAS_OF_PART = {
@@ -100,6 +101,7 @@ EXTRAS_OF_PART = {
     "worker": {"", "worker", "cuda"},
 }
 IMPORT_NAMES = {
+    "cuda": "cuda-bindings",
     "google": "protobuf",
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
