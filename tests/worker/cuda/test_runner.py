@@ -22,6 +22,7 @@ pytest.importorskip("triton")
 from fake_cuda_streams import FakeStreams, StreamMisuse  # noqa: E402
 from memory_models import checkpoint_of, config_of  # noqa: E402
 
+from naru_worker.adapters.ops.cuda.backend import weight_bytes  # noqa: E402
 from naru_worker.adapters.ops.cuda.device import open_gpu  # noqa: E402
 from naru_worker.adapters.ops.cuda.graphs import NoGraph  # noqa: E402
 from naru_worker.adapters.ops.cuda.memory.errors import DeviceError, OutOfDeviceMemory  # noqa: E402
@@ -35,7 +36,7 @@ BLOCK = 16
 
 def runner_on(streams: FakeStreams | None = None, num_blocks: int = 16) -> CudaRunner:
     options = RunnerOptions(BLOCK, num_blocks, 64, 4, 128, kv_format="f32")
-    return CudaRunner(open_gpu(), MODEL, options, 0, streams)
+    return CudaRunner(open_gpu(), MODEL, options, weight_bytes(MODEL), streams)
 
 
 def sampling(lanes: list[Lane], num_drawn: int, num_logprobs: int = -1) -> SamplingBatch:

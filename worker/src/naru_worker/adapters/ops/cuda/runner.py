@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from naru_proto.errors import InternalError, NaruError
+from naru_proto.errors import InternalError, LoadError, NaruError
 from naru_worker.adapters.models.decoder import DecoderWeights, forward, load_weights
 from naru_worker.adapters.ops.cuda.checkpoint_weights import DeviceWeights
 from naru_worker.adapters.ops.cuda.device import GpuDevice, open_gpu_memory
@@ -27,6 +27,8 @@ from naru_worker.adapters.ops.cuda.kernels.drawn_tokens import fill_drawn_tokens
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type, layer_caches
 from naru_worker.adapters.ops.cuda.memory.errors import DeviceError, OutOfDeviceMemory
 from naru_worker.adapters.ops.cuda.memory.kv_blocks import KVBlocks
+from naru_worker.adapters.ops.cuda.memory.pinned_pool import PinnedPool
+from naru_worker.adapters.ops.cuda.memory.weight_space import WeightSpace
 from naru_worker.adapters.ops.cuda.ops import CudaOps
 from naru_worker.adapters.ops.cuda.staging import Staging
 from naru_worker.adapters.ops.cuda.step_tensors import StepTensors, step_arrays, step_tensors
@@ -74,13 +76,20 @@ class CudaRunner:
         dtype = element_type(options.kv_format, gpu.activation_dtype)
         num_bytes = block_bytes(self.kv, dtype)
         self.kv_bytes = options.num_blocks * num_bytes
-        self._weights: DecoderWeights | None = load_weights(DeviceWeights(gpu), checkpoint)  # type: ignore[arg-type]
-        arena = open_gpu_memory().make_arena(self.kv_bytes)
+        self._space = _space_for(gpu, weight_bytes, config.num_layers)
         try:
-            self._kv_blocks = KVBlocks(arena, options.num_blocks, num_bytes)
-        except NaruError:
-            arena.close()
+            weights = load_weights(DeviceWeights(gpu, self._space.place), checkpoint)  # type: ignore[arg-type]
+            self._space.finish()
+            arena = open_gpu_memory().make_arena(self.kv_bytes)
+            try:
+                self._kv_blocks = KVBlocks(arena, options.num_blocks, num_bytes)
+            except NaruError:
+                arena.close()
+                raise
+        except BaseException:
+            self._space.close()
             raise
+        self._weights: DecoderWeights | None = weights
         blocks = arena.tensor(0, (options.num_blocks, num_bytes), torch.uint8)
         self._words = blocks.view(torch.int32)
         self._ops: CudaOps | None = CudaOps(gpu, self.kv, layer_caches(blocks, self.kv, dtype), options.max_model_len)
@@ -167,11 +176,39 @@ class CudaRunner:
         self._ops = self._weights = None
         self._words = torch.empty(0, dtype=torch.int32)
         self._kv_blocks.arena.close()
+        self._space.close()
+
+    def sleep(self, pool: PinnedPool) -> int:
+        """Gives the memory of weights and cache to other models; returns the bytes. Graphs and addresses stay.
+
+        The weights go into the pool's slots; the cache is void.
+
+        Raises:
+            ValueError: the pool is too small; nothing has changed.
+            NoPinnedSlot: too many of its slots are taken; nothing has changed.
+            DeviceError: the device failed; it may be tried again.
+        """
+        self._streams.synchronize()
+        return self._space.sleep(pool) + self._kv_blocks.arena.sleep()
+
+    def wake(self) -> None:
+        """Goes on where it slept, with an empty cache.
+
+        Raises:
+            OutOfDeviceMemory: there is no room; it sleeps on.
+            DeviceError: the device failed; it sleeps on.
+        """
+        self._kv_blocks.arena.wake()
+        try:
+            self._space.wake()
+        except NaruError:
+            self._kv_blocks.arena.sleep()
+            raise
 
     def _forward(self, batch: BatchInputs, *, wants_hidden: bool = False) -> Callable[[], Tensor]:
         """Launches it; the result gives the logits, at least (R, vocab), to work on the stream of computation."""
-        if self._ops is None:
-            raise InternalError("the runner is closed")
+        if self._ops is None or self._space.arena.is_asleep:
+            raise InternalError(f"the runner is {'closed' if self._ops is None else 'asleep'}")
         self._kv_blocks.ensure_for(batch, self.kv.block_size)
         step = step_arrays(batch)
         key = NoGraph.OFF if self.graphs.failure else graph_key(batch, self.graphs.limits, wants_hidden=wants_hidden)
@@ -214,3 +251,13 @@ class CudaRunner:
             read.add(source)
             written.add(destination)
         copy_blocks(self._words, pairs[start:])
+
+
+def _space_for(gpu: GpuDevice, weight_bytes: int, num_layers: int) -> WeightSpace:
+    try:
+        return WeightSpace(open_gpu_memory(), weight_bytes, num_layers)
+    except OutOfDeviceMemory as exc:
+        raise LoadError(
+            f"{gpu.name} has no room for {weight_bytes} bytes of weights; lower memory_budget_bytes, or load fewer "
+            "models"
+        ) from exc
