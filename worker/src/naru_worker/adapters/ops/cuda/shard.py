@@ -27,6 +27,8 @@ class CudaShard(CudaRunner):
         super().__init__(open_gpu(), checkpoint, options, weight_bytes(checkpoint))
         assert self._ops is not None, "it was just made"
         self._ops = cast(CudaOps, _WrappedOps(self._ops, wrap))
+        # A rank that fails to capture what the others have captured would leave the order of exchanges.
+        self.graphs.failure = "exchanges among ranks are not recorded into graphs"
 
     def prepare(self, batch: BatchInputs) -> None:
         """Has memory behind the blocks that a step writes to.
