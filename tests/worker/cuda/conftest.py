@@ -1,10 +1,13 @@
-"""Keeps what is slow without a GPU to `make test-gpu-offline`."""
+"""Keeps what is slow without a GPU to `make test-gpu-offline`, and lets the interpreter lose less time."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from quick_interpreter import hasten
+
+hasten()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -29,7 +29,6 @@ from naru_worker.adapters.ops.cuda.kernels.sampling_numbers import (
     IS_IMPOSSIBLE,
     LAST_ID,
     NONE,
-    clean,
     from_order,
     order,
     uniform,
@@ -43,10 +42,10 @@ _NUM_WARPS = 8
 @triton.jit
 def _above(values, count, top, temperature, pivots, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
     """(PIVOTS,) how many of `count` values are above each pivot, and their mass."""
-    counts, masses = tl.zeros((PIVOTS,), tl.int32), tl.zeros((PIVOTS,), tl.float64)
+    counts, masses = tl.full((PIVOTS,), 0, tl.int32), tl.full((PIVOTS,), 0.0, tl.float64)
     for first in range(0, count, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        x = clean(tl.load(values + at, mask=at < count, other=NONE))
+        x = tl.load(values + at, mask=at < count, other=NONE)
         weight = tl.exp((x - top) / temperature)
         is_above = order(x)[None, :] > pivots.to(tl.int32)[:, None]
         counts += tl.sum(is_above.to(tl.int32), 1)
@@ -81,7 +80,7 @@ def _threshold(
     greatest, least = tl.full((BLOCK,), -(2**31), tl.int32), tl.full((BLOCK,), 2**31 - 1, tl.int32)
     for first in range(0, count, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        key = order(clean(tl.load(values + at, mask=at < count, other=NONE)))
+        key = order(tl.load(values + at, mask=at < count, other=NONE))
         greatest = tl.maximum(greatest, tl.where(key <= high, key, -(2**31)))
         least = tl.minimum(least, tl.where(key > high, key, 2**31 - 1))
     ties = num_from - num_above
@@ -94,7 +93,7 @@ def _place_of(values, count, key, num_before, BLOCK: tl.constexpr):
     place, run = -1, 0
     for first in range(0, count, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        is_equal = order(clean(tl.load(values + at, mask=at < count, other=NONE))) == key
+        is_equal = order(tl.load(values + at, mask=at < count, other=NONE)) == key
         before = run + tl.cumsum(is_equal.to(tl.int32), 0) - 1
         place = tl.maximum(place, tl.max(tl.where(is_equal & (before <= num_before), at, -1)))
         run += tl.sum(is_equal.to(tl.int32))

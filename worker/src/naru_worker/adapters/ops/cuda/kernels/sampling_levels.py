@@ -161,17 +161,16 @@ def _gather_kernel(
         at = chunk * BLOCK + tl.arange(0, BLOCK)
         is_edited = (flag & IS_EDITED) != 0
         work_row = work + row * work_stride
-        if suffices | ((flag & IS_EDITED) == 0):
-            x = edited_or_raw(logits + row * logits_stride, work_row, is_edited, at, limit)
-            if suffices:
-                e = (x - top) / tl.load(temperature + row)
-                is_within = e >= -at_level(distances(LEVELS), level, LEVELS)
-                before = tl.load(level_counts + (row * chunks + others) * LEVELS + level, mask=others < chunk, other=0)
-                to = row * CANDIDATES + tl.sum(before) + tl.cumsum(is_within.to(tl.int32), 0) - 1
-                tl.store(candidates + to, x, mask=is_within)
-                tl.store(candidate_ids + to, at, mask=is_within)
-            else:
-                tl.store(work_row + at, x, mask=at < limit)
+        x = edited_or_raw(logits + row * logits_stride, work_row, is_edited, at, limit)
+        if suffices:
+            e = (x - top) / tl.load(temperature + row)
+            is_within = e >= -at_level(distances(LEVELS), level, LEVELS)
+            before = tl.load(level_counts + (row * chunks + others) * LEVELS + level, mask=others < chunk, other=0)
+            to = row * CANDIDATES + tl.sum(before) + tl.cumsum(is_within.to(tl.int32), 0) - 1
+            tl.store(candidates + to, x, mask=is_within)
+            tl.store(candidate_ids + to, at, mask=is_within)
+        else:
+            tl.store(work_row + at, x, mask=at < limit)
 
 
 def gather_candidates(
@@ -191,8 +190,8 @@ def gather_candidates(
     Args:
         logits: (R, vocab), any float type, last stride 1.
         tensors: How to draw.
-        work: (R, at least vocab_limit) float32 with the edited rows. Mutated: other rows are copied there whose
-            candidates do not suffice.
+        work: (R, at least vocab_limit) float32 with the edited rows. Mutated: rows whose candidates do not suffice
+            become what they are after edits, without NaN.
         vocab_limit: Ids from here on do not exist.
         best_values: (R, chunks) float32, of `sampling_best`.
         level_counts: (R, chunks, LEVELS) int32. Mutated, as all that follow.
