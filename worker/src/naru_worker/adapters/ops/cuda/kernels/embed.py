@@ -15,7 +15,7 @@ ELEMENTS_PER_PROGRAM = 1024
 _NUM_WARPS = 4
 
 
-@triton.jit(do_not_specialize=["num_rows"])  # that of activations differs from step to step
+@triton.jit(do_not_specialize=["num_rows", "num_positions"])  # that of activations differs from step to step
 def _rows_kernel(
     ids,
     table,

@@ -39,7 +39,7 @@ class RequestTable:
         return RequestTable(make(num_lines), make(num_lines), make(num_lines, max_blocks))
 
 
-@triton.jit(do_not_specialize=["out_stride"])
+@triton.jit(do_not_specialize=["table_stride", "max_blocks", "out_stride"])
 def _prepare_kernel(
     lines,
     last_token,

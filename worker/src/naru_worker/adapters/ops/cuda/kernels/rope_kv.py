@@ -22,6 +22,7 @@ from naru_worker.adapters.ops.cuda.kernels.quantize import (
 ELEMENTS_PER_PROGRAM = 1024
 """Elements of heads that one program turns: 16 bytes of 16-bit numbers a thread."""
 _NUM_WARPS = 4
+_SCALE_STRIDES = [f"{part}_scale_{axis}" for part in ("key", "value") for axis in ("block", "token", "head")]
 _HEAD_SIZES = (32, 64, 80, 96, 128, 256)
 
 
@@ -70,7 +71,7 @@ def _write(first, head_stride, scales, scale_offset, scale_stride, x, head, insi
         tl.store(to, x.to(first.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_heads", "num_kv_heads", *_SCALE_STRIDES])
 def _rope_kv_kernel(
     qkv,
     rotations,
@@ -239,8 +240,7 @@ def _case(
     signature |= {"key_scales": scale, "value_scales": scale, "q_norm": norm, "k_norm": norm, "eps": "fp32"}
     signature |= dict.fromkeys(("num_heads", "num_kv_heads", "block_size", "qkv_stride", "q_stride"), "i32")
     strides = [f"{part}_{axis}" for part in ("key", "value") for axis in ("block", "token", "head")]
-    strides += [f"{part}_scale_{axis}" for part in ("key", "value") for axis in ("block", "token", "head")]
-    signature |= dict.fromkeys(strides, "i64")
+    signature |= dict.fromkeys(strides + _SCALE_STRIDES, "i32")
     constants: dict[str, Any] = {name: None for name, kind in signature.items() if kind == "constexpr"}
     tile = {"HEAD_DIM": head_dim, "ROTARY": rotary, "BLOCK": block, "HEADS": max(1, ELEMENTS_PER_PROGRAM // block)}
     signature |= dict.fromkeys(tile, "constexpr")
@@ -254,5 +254,5 @@ def _case(
         constexprs=constants | tile,
         num_warps=_NUM_WARPS,
         num_stages=3,
-        aligned=(*aligned, "block_size", "qkv_stride", "q_stride", *strides[:6]),
+        aligned=(*aligned, "block_size", "qkv_stride", "q_stride", *strides),
     )

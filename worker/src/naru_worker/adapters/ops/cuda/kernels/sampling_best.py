@@ -110,5 +110,6 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
                         *(name for name, kind in signature.items() if kind.startswith("*")),
                         "logits_stride",
                         "work_stride",
+                        "limit",
                     ),
                 )

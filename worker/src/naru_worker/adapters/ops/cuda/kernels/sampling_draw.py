@@ -31,6 +31,7 @@ from naru_worker.adapters.ops.cuda.kernels.sampling_numbers import (
     NONE,
     from_order,
     order,
+    padded_chunks,
     uniform,
 )
 from naru_worker.adapters.ops.cuda.sampling_tensors import SamplingTensors
@@ -174,7 +175,7 @@ def _first_allowed(row, limit, mask_rows, mask_words, words_per_mask, banned_sta
     return tl.where(found != LAST_ID, found, of_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks", "words_per_mask"])
 def _draw_kernel(
     flags,
     target,
@@ -292,7 +293,7 @@ def choose(
         tensors.banned_start,
         tensors.banned_ids,
         token_ids,
-        CHUNKS=triton.next_power_of_2(chunks),
+        CHUNKS=padded_chunks(chunks),
         LEVELS=LEVELS,
         CANDIDATES=CANDIDATES,
         PIVOTS=PIVOTS,
@@ -304,26 +305,25 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
     """Greedy rows alone and draws, with and without masks."""
     for has_draws in (False, True):
         for has_masks in (False, True):
-            for chunks in (16, 32, 64) if has_draws else (32,):
-                levels = {"level_counts": "*i32", "level_masses": "*fp32", "kept_masses": "*fp32"}
-                levels |= {"candidates": "*fp32", "candidate_ids": "*i32", "work": "*fp32"}
-                masks = {"mask_rows": "*i32", "mask_words": "*i32"}
-                signature = {"flags": "*i32", "target": "*i32", "temperature": "*fp32", "top_k": "*i32"}
-                signature |= {"top_p": "*fp32", "seed": "*i64", "counter": "*i64", "best_values": "*fp32"}
-                signature |= {"best_ids": "*i32"} | levels | {"work_stride": "i32", "limit": "i32", "chunks": "i32"}
-                signature |= masks | {"words_per_mask": "i32", "banned_start": "*i32", "banned_ids": "*i32"}
-                signature |= {"token_ids": "*i32"}
-                absent = set() if has_draws else set(levels)
-                absent |= set() if has_masks else set(masks)
-                signature |= dict.fromkeys(absent, "constexpr")
-                sizes = {"CHUNKS": chunks, "LEVELS": LEVELS, "CANDIDATES": CANDIDATES, "PIVOTS": PIVOTS}
-                yield CompileCase(
-                    name=f"sampling_{'draw' if has_draws else 'greedy'}/c{chunks}" + "/masks" * has_masks,
-                    kernel=_draw_kernel,
-                    arch=arch,
-                    signature=signature | dict.fromkeys(sizes, "constexpr"),
-                    constexprs=dict.fromkeys(absent) | sizes,
-                    num_warps=_NUM_WARPS,
-                    num_stages=3,
-                    aligned=(*[n for n, kind in signature.items() if kind.startswith("*")], "work_stride"),
-                )
+            levels = {"level_counts": "*i32", "level_masses": "*fp32", "kept_masses": "*fp32"}
+            levels |= {"candidates": "*fp32", "candidate_ids": "*i32", "work": "*fp32"}
+            masks = {"mask_rows": "*i32", "mask_words": "*i32"}
+            signature = {"flags": "*i32", "target": "*i32", "temperature": "*fp32", "top_k": "*i32"}
+            signature |= {"top_p": "*fp32", "seed": "*i64", "counter": "*i64", "best_values": "*fp32"}
+            signature |= {"best_ids": "*i32"} | levels | {"work_stride": "i32", "limit": "i32", "chunks": "i32"}
+            signature |= masks | {"words_per_mask": "i32", "banned_start": "*i32", "banned_ids": "*i32"}
+            signature |= {"token_ids": "*i32"}
+            absent = set() if has_draws else set(levels)
+            absent |= set() if has_masks else set(masks)
+            signature |= dict.fromkeys(absent, "constexpr")
+            sizes = {"CHUNKS": padded_chunks(1), "LEVELS": LEVELS, "CANDIDATES": CANDIDATES, "PIVOTS": PIVOTS}
+            yield CompileCase(
+                name=f"sampling_{'draw' if has_draws else 'greedy'}" + "/masks" * has_masks,
+                kernel=_draw_kernel,
+                arch=arch,
+                signature=signature | dict.fromkeys(sizes, "constexpr"),
+                constexprs=dict.fromkeys(absent) | sizes,
+                num_warps=_NUM_WARPS,
+                num_stages=3,
+                aligned=(*[n for n, kind in signature.items() if kind.startswith("*")], "work_stride", "limit"),
+            )

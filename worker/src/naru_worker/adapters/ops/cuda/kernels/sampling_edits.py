@@ -17,7 +17,7 @@ _NUM_WARPS = 8
 _NUM_WARPS_OF_ENTRIES = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words_per_mask"])
 def _copy_kernel(
     logits, logits_stride, work, work_stride, limit, flags, mask_rows, mask_words, words_per_mask, BLOCK: tl.constexpr
 ):
@@ -173,6 +173,7 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
                     "logits_stride",
                     "work",
                     "work_stride",
+                    "limit",
                     "flags",
                     *(("mask_rows", "mask_words") if has_masks else ()),
                 ),
@@ -194,5 +195,14 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
             constexprs={"BLOCK": ENTRIES_PER_TURN} | ({} if has_pending else {"pending": None}),
             num_warps=_NUM_WARPS_OF_ENTRIES,
             num_stages=3,
-            aligned=("work", "work_stride", "flags", *floats, *lists, *bans, *(("pending",) if has_pending else ())),
+            aligned=(
+                "work",
+                "work_stride",
+                "limit",
+                "flags",
+                *floats,
+                *lists,
+                *bans,
+                *(("pending",) if has_pending else ()),
+            ),
         )

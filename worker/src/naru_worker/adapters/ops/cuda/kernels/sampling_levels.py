@@ -14,7 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
-from naru_worker.adapters.ops.cuda.kernels.sampling_numbers import CHUNK, IS_DRAWN, IS_EDITED, NONE, clean, uniform
+from naru_worker.adapters.ops.cuda.kernels.sampling_numbers import (
+    CHUNK,
+    IS_DRAWN,
+    IS_EDITED,
+    NONE,
+    clean,
+    padded_chunks,
+    uniform,
+)
 from naru_worker.adapters.ops.cuda.sampling_tensors import SamplingTensors
 
 CANDIDATES = 2048
@@ -203,7 +211,7 @@ def gather_candidates(
     chunks = triton.cdiv(vocab_limit, CHUNK)
     source = (logits, logits.stride(0), work, work.stride(0), vocab_limit, tensors.flags, tensors.temperature)
     levels = (best_values, level_counts, level_masses, kept_masses)
-    sizes = {"BLOCK": CHUNK, "CHUNKS": triton.next_power_of_2(chunks), "LEVELS": LEVELS, "num_warps": _NUM_WARPS}
+    sizes = {"BLOCK": CHUNK, "CHUNKS": padded_chunks(chunks), "LEVELS": LEVELS, "num_warps": _NUM_WARPS}
     grid = (len(logits), chunks)
     _levels_kernel[grid](*source, tensors.min_p, *levels, **sizes)
     chance = (tensors.top_k, tensors.top_p, tensors.seed, tensors.counter)
@@ -211,28 +219,27 @@ def gather_candidates(
 
 
 def compile_cases(arch: int) -> Iterator[CompileCase]:
-    """Every type of logits; rows of up to 64 chunks."""
+    """Every type of logits."""
     for dtype in ("fp32", "fp16", "bf16"):
-        for chunks in (16, 32, 64) if dtype == "fp32" else (32,):
-            for kernel in (_levels_kernel, _gather_kernel):
-                gathers = kernel is _gather_kernel
-                signature = {"logits": f"*{dtype}", "logits_stride": "i32", "work": "*fp32", "work_stride": "i32"}
-                signature |= {"limit": "i32", "flags": "*i32", "temperature": "*fp32"}
-                chance = {"top_k": "*i32", "top_p": "*fp32", "seed": "*i64", "counter": "*i64"}
-                signature |= chance if gathers else {"min_p": "*fp32"}
-                signature |= {"best_values": "*fp32", "level_counts": "*i32", "level_masses": "*fp32"}
-                signature |= {"kept_masses": "*fp32"}
-                signature |= {"candidates": "*fp32", "candidate_ids": "*i32"} if gathers else {}
-                sizes = {"BLOCK": CHUNK, "CHUNKS": chunks, "LEVELS": LEVELS}
-                sizes |= {"CANDIDATES": CANDIDATES} if gathers else {}
-                pointers = [name for name, kind in signature.items() if kind.startswith("*")]
-                yield CompileCase(
-                    name=f"sampling_{'gather' if gathers else 'levels'}/{dtype}/c{chunks}",
-                    kernel=kernel,
-                    arch=arch,
-                    signature=signature | dict.fromkeys(sizes, "constexpr"),
-                    constexprs=sizes,
-                    num_warps=_NUM_WARPS,
-                    num_stages=3,
-                    aligned=(*pointers, "logits_stride", "work_stride"),
-                )
+        for kernel in (_levels_kernel, _gather_kernel):
+            gathers = kernel is _gather_kernel
+            signature = {"logits": f"*{dtype}", "logits_stride": "i32", "work": "*fp32", "work_stride": "i32"}
+            signature |= {"limit": "i32", "flags": "*i32", "temperature": "*fp32"}
+            chance = {"top_k": "*i32", "top_p": "*fp32", "seed": "*i64", "counter": "*i64"}
+            signature |= chance if gathers else {"min_p": "*fp32"}
+            signature |= {"best_values": "*fp32", "level_counts": "*i32", "level_masses": "*fp32"}
+            signature |= {"kept_masses": "*fp32"}
+            signature |= {"candidates": "*fp32", "candidate_ids": "*i32"} if gathers else {}
+            sizes = {"BLOCK": CHUNK, "CHUNKS": padded_chunks(1), "LEVELS": LEVELS}
+            sizes |= {"CANDIDATES": CANDIDATES} if gathers else {}
+            pointers = [name for name, kind in signature.items() if kind.startswith("*")]
+            yield CompileCase(
+                name=f"sampling_{'gather' if gathers else 'levels'}/{dtype}",
+                kernel=kernel,
+                arch=arch,
+                signature=signature | dict.fromkeys(sizes, "constexpr"),
+                constexprs=sizes,
+                num_warps=_NUM_WARPS,
+                num_stages=3,
+                aligned=(*pointers, "logits_stride", "work_stride", "limit"),
+            )

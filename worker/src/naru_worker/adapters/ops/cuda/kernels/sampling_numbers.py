@@ -17,6 +17,7 @@ IMPOSSIBLE = 8
 CHUNK = 4096
 """Logits of one row that one program looks at."""
 LOWEST_LOGPROB = -9999.0
+_USUAL_CHUNKS = 64
 
 IS_DRAWN = tl.constexpr(DRAWS)
 IS_EDITED = tl.constexpr(EDITED)
@@ -26,6 +27,11 @@ LOWEST = tl.constexpr(LOWEST_LOGPROB)
 NONE = tl.constexpr(float("-inf"))
 LAST_ID = tl.constexpr(2**31 - 1)
 _LARGEST = tl.constexpr(3.4028234663852886e38)
+
+
+def padded_chunks(chunks: int) -> int:
+    """Room for a row's chunks, a power of two: the same, and so the same code, for vocabularies of up to 262,144."""
+    return max(_USUAL_CHUNKS, int(triton.next_power_of_2(chunks)))
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from naru_worker.adapters.ops.cuda.kernels.sampling_numbers import (
     clean,
     from_order,
     order,
+    padded_chunks,
 )
 from naru_worker.adapters.ops.cuda.sampling_tensors import SamplingTensors
 
@@ -32,7 +33,7 @@ def _scored(flag):
     return ((flag & IS_SCORED) != 0) & ((flag & IS_IMPOSSIBLE) == 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def _logprob_kernel(
     logits,
     logits_stride,
@@ -98,7 +99,7 @@ def _chunk_kernel(
             both = tl.where(both == best, _NOBODY, both)
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width", "chunks"])
 def _merge_kernel(
     flags,
     num_logprobs,
@@ -160,7 +161,7 @@ def score(
     """
     num_rows, width = top_ids.shape
     chunks = raw_values.shape[1]
-    padded = triton.next_power_of_2(chunks)
+    padded = padded_chunks(chunks)
     stride = logits.stride(0)
     _logprob_kernel[(num_rows,)](
         logits,
@@ -206,7 +207,7 @@ def score(
 
 
 def compile_cases(arch: int) -> Iterator[CompileCase]:
-    """Every type of logits; rows of up to 64 chunks."""
+    """Every type of logits."""
     rows = {"flags": "*i32", "num_logprobs": "*i32"}
     for dtype in ("fp32", "fp16", "bf16"):
         logits = {"logits": f"*{dtype}", "logits_stride": "i32", "limit": "i32"}
@@ -220,7 +221,7 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
             constexprs={"BLOCK": CHUNK},
             num_warps=_NUM_WARPS,
             num_stages=3,
-            aligned=("logits", "logits_stride", *rows, "token_ids", "ranks", "heads"),
+            aligned=("logits", "logits_stride", "limit", *rows, "token_ids", "ranks", "heads"),
         )
         outputs = ("log_sums", "logprobs")
         yield CompileCase(
@@ -231,21 +232,30 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
             | {"flags": "*i32", "raw_values": "*fp32", "raw_sums": "*fp32", "chunks": "i32", "token_ids": "*i32"}
             | dict.fromkeys(outputs, "*fp32")
             | {"ranks": "*i32", "CHUNKS": "constexpr"},
-            constexprs={"CHUNKS": 32},
+            constexprs={"CHUNKS": padded_chunks(1)},
             num_warps=_NUM_WARPS_OF_ROWS,
             num_stages=3,
-            aligned=("logits", "logits_stride", "flags", "raw_values", "raw_sums", "token_ids", *outputs, "ranks"),
+            aligned=(
+                "logits",
+                "logits_stride",
+                "limit",
+                "flags",
+                "raw_values",
+                "raw_sums",
+                "token_ids",
+                *outputs,
+                "ranks",
+            ),
         )
-    for chunks in (16, 32, 64):
-        yield CompileCase(
-            name=f"sampling_merge_scores/c{chunks}",
-            kernel=_merge_kernel,
-            arch=arch,
-            signature=rows
-            | {"heads": "*i64", "width": "i32", "chunks": "i32", "log_sums": "*fp32", "top_ids": "*i32"}
-            | {"top_logprobs": "*fp32", "CHUNKS": "constexpr"},
-            constexprs={"CHUNKS": chunks},
-            num_warps=_NUM_WARPS_OF_ROWS,
-            num_stages=3,
-            aligned=(*rows, "heads", "log_sums", "top_ids", "top_logprobs"),
-        )
+    yield CompileCase(
+        name="sampling_merge_scores",
+        kernel=_merge_kernel,
+        arch=arch,
+        signature=rows
+        | {"heads": "*i64", "width": "i32", "chunks": "i32", "log_sums": "*fp32", "top_ids": "*i32"}
+        | {"top_logprobs": "*fp32", "CHUNKS": "constexpr"},
+        constexprs={"CHUNKS": padded_chunks(1)},
+        num_warps=_NUM_WARPS_OF_ROWS,
+        num_stages=3,
+        aligned=(*rows, "heads", "log_sums", "top_ids", "top_logprobs"),
+    )
