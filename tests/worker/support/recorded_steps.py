@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from sampling_batches import sampling_batch
 from naru_worker.adapters.models.decoder import forward, load_weights
 from naru_worker.adapters.ops.cuda.checkpoint_weights import DeviceWeights
 from naru_worker.adapters.ops.cuda.device import GpuDevice
-from naru_worker.adapters.ops.cuda.figures import compile_case
+from naru_worker.adapters.ops.cuda.figures import cases_of, compile_case, kernel_modules
 from naru_worker.adapters.ops.cuda.judging import own_faults
 from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
 from naru_worker.adapters.ops.cuda.kernels.sampler import SamplerSpace, sample
@@ -117,9 +118,23 @@ def described(case: CompileCase) -> str:
     return f"{case.kernel.__name__} {own} aligned {' '.join(case.aligned)}"
 
 
+def promises(arch: int) -> dict[int, set[str]]:
+    """Instructions that all cases of a kernel promise, by the kernel's id."""
+    found: dict[int, set[str]] = {}
+    for module in kernel_modules():
+        for case in cases_of(module, arch):
+            found[id(case.kernel)] = found.get(id(case.kernel), set(case.expects)) & set(case.expects)
+    return found
+
+
+def _faults(case: CompileCase, promised: dict[int, set[str]]) -> list[str]:
+    case = replace(case, expects=tuple(promised.get(id(case.kernel), ())))
+    return [f"{described(case)}: {fault}" for fault in own_faults(case, compile_case(case))]
+
+
 def main(arch: int, *, compiles: bool) -> dict[str, Any]:
     """The report."""
-    found = {}
+    found, promised = {}, promises(arch)
     for name, (checkpoint, kv_format) in models().items():
         with recorded_launches(arch) as cases:
             model = RecordedModel(checkpoint, kv_format, arch)
@@ -128,9 +143,7 @@ def main(arch: int, *, compiles: bool) -> dict[str, Any]:
             first = len(cases)
             for sizes in LATER:
                 model.step(sizes)
-        faults = []
-        if compiles:
-            faults = [f"{described(case)}: {fault}" for case in cases for fault in own_faults(case, compile_case(case))]
+        faults = [fault for case in cases for fault in _faults(case, promised)] if compiles else []
         found[name] = {"first": first, "later": [described(case) for case in cases[first:]], "faults": faults}
     return found
 
