@@ -25,6 +25,7 @@ from naru_operator.core.roofline.formats import WEIGHTS
 from naru_operator.core.roofline.gpus import GPUS
 from naru_operator.core.roofline.models import MODELS, Model
 from naru_operator.core.roofline.prediction import decode_time
+from naru_worker.adapters.ops.cuda.runner import CudaRunner
 from naru_worker.adapters.ops.protocol import RawTensor, Runner, RunnerOptions
 from naru_worker.core.model_config import ModelConfig, RopeConfig
 from naru_worker.core.weight_layout import expected_shapes
@@ -54,13 +55,16 @@ def random_model(model: Model, num_positions: int) -> MemoryCheckpoint:
 def options_for(batches: Sequence[int], context: int) -> RunnerOptions:
     """Room for the largest batch."""
     num_blocks = 1 + max(batches) * -(-context // BLOCK_SIZE)
-    return RunnerOptions(BLOCK_SIZE, num_blocks, max(batches), max(batches), context)
+    return RunnerOptions(BLOCK_SIZE, num_blocks, max(*batches, context), max(batches), context)
 
 
 def decode_results(
     runner: Runner, model: Model, limits: Limits, batches: Sequence[int], context: int, is_late: Callable[[], bool]
 ) -> Iterator[DecodeResult]:
-    """A result for each batch: the same step again and again, each waited for, as the plain loop does."""
+    """A result for each batch: the same step again and again, one launched before the last one's tokens are read.
+
+    A runner that cannot do so waits for each.
+    """
     # What the sheets say is replaced by what was measured, so that the roof is this GPU's.
     gpu = replace(GPUS["h100"], bandwidth=limits.bandwidth, flops_16=limits.flops_16, flops_8=limits.flops_8)
     for batch in batches:
@@ -74,16 +78,27 @@ def decode_results(
 
 
 def step_of(runner: Runner, vocab_size: int, batch: int, context: int) -> Callable[[], object]:
-    """A step that gives one token to each of `batch` sequences of `context` tokens."""
+    """A step that gives one token to each of `batch` sequences of `context` tokens, and reads the step before it."""
     each = -(-context // BLOCK_SIZE)
     ids = np.random.default_rng(1).integers(0, vocab_size, context).tolist()
     lanes = [
-        Lane(ids, list(range(1 + i * each, 1 + (i + 1) * each)), context - 1, num_prompt_tokens=context - 1)
-        for i in range(batch)
+        Lane(ids, list(range(1 + i * each, 1 + (i + 1) * each)), num_prompt_tokens=context - 1) for i in range(batch)
     ]
+    for lane in lanes:
+        # What lies in the cache before is no numbers, perhaps.
+        runner.run(batch_of([(lane, context - 1)], BLOCK_SIZE), greedy_batch(1, vocab_size))
+        lane.num_computed = context - 1
     inputs = batch_of([(lane, 1) for lane in lanes], BLOCK_SIZE)
     sampling = greedy_batch(batch, vocab_size)
-    return lambda: runner.run(inputs, sampling)
+    if not isinstance(runner, CudaRunner):
+        return lambda: runner.run(inputs, sampling)
+    waiting = [runner.launch(inputs, sampling)]
+
+    def step() -> object:
+        waiting.append(runner.launch(inputs, sampling))
+        return runner.fetch(waiting.pop(0))
+
+    return step
 
 
 def _wall_s(step: Callable[[], object]) -> float:
