@@ -54,15 +54,14 @@ def _close(actual: Any, expected: Any, bound: float = 2e-3) -> None:
 
 @pytest.mark.parametrize("regime", ["generated", "prompt"])
 @pytest.mark.parametrize("tensor_format", QUANTIZED)
-@pytest.mark.parametrize("num_tokens", [1, 17])
-def test_product_is_that_of_the_decoded_weights(num_tokens: int, tensor_format: TensorFormat, regime: Any) -> None:
-    part = random_tensor(tensor_format, 70, 512, seed=num_tokens)
-    x = torch.randn(num_tokens, 512, generator=torch.Generator().manual_seed(1))
+def test_product_is_that_of_the_decoded_weights(tensor_format: TensorFormat, regime: Any) -> None:
+    part = random_tensor(tensor_format, 70, 512)
+    x = torch.randn(1, 512, generator=torch.Generator().manual_seed(1))
     _close(gemm_groups(x, _group_rows(part), regime=regime), _expected(x, [part], [None]))
 
 
 @pytest.mark.parametrize("regime", ["generated", "prompt"])
-@pytest.mark.parametrize("num_tokens", [0, 15, 16, 65, 130])
+@pytest.mark.parametrize("num_tokens", [0, 15, 16, 17, 65, 130])
 def test_any_number_of_tokens_with_bias_and_residual_into_columns_of_a_wider_output(
     num_tokens: int, regime: Any
 ) -> None:

@@ -32,7 +32,7 @@ def _choices(num_tokens: int, top_k: int) -> Any:
     return torch.from_numpy(np.array(rows)).to(torch.int32)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 17, 300])
+@pytest.mark.parametrize("num_tokens", [1, 150])
 def test_schedule_holds_every_pair_once_in_order_of_experts_and_tokens(num_tokens: int) -> None:
     experts = _choices(num_tokens, 2)
     schedule = schedule_experts(experts, NUM_EXPERTS, tile_tokens=16)
@@ -68,8 +68,7 @@ def _mixture(x: Any, experts: Any, routing: Any, gate_up: Any, down: Any, regime
     return combine_experts(y, schedule, routing, **kwargs)
 
 
-@pytest.mark.parametrize("regime", ["generated", "prompt"])
-@pytest.mark.parametrize("num_tokens", [1, 2, 40])
+@pytest.mark.parametrize(("num_tokens", "regime"), [(1, "generated"), (2, "prompt"), (24, "generated"), (40, "prompt")])
 def test_plain_experts_give_the_weighted_sum_of_their_results(num_tokens: int, regime: Any) -> None:
     x, experts = torch.randn(num_tokens, HIDDEN), _choices(num_tokens, 2)
     gate_up = torch.randn(NUM_EXPERTS, 2 * INNER, HIDDEN) / 10
@@ -97,7 +96,7 @@ def test_quantized_experts_are_one_matrix(formats: tuple[TensorFormat, TensorFor
     x, experts, routing = torch.randn(7, HIDDEN), _choices(7, 2), torch.rand(7, 2)
     expected = _expected(x, experts, routing, *values)
     for regime in ("generated", "prompt"):
-        result = _mixture(x, experts, routing, *packed, regime)
+        result = _mixture(x, experts, routing, packed[0], packed[1], regime)
         assert (result.double() - expected).abs().max() <= 2e-3 * expected.abs().max()
 
 

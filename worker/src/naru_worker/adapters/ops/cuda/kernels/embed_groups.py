@@ -62,7 +62,7 @@ def embed_groups(ids: Tensor, table: GroupRows, *, dtype: torch.dtype, arch: int
         return out
     chunks = kind.num_chunks(table.num_columns)
     _embed_kernel[(len(ids), triton.cdiv(chunks, _CHUNKS))](
-        ids, table.quants, table.scales, out if table.minimums is None else table.minimums, out,
+        ids, table.quants, table.scales, table.scales if table.minimums is None else table.minimums, out,
         table.num_rows, table.num_columns, chunks, kind.num_groups(table.num_columns), kind.group_bits,
         out.stride(0),
         **kind.constants, CHUNKS=_CHUNKS, num_warps=_NUM_WARPS,

@@ -55,9 +55,9 @@ def _count_kernel(experts, counts, num_pairs, BLOCK: tl.constexpr):
     tl.store(counts + expert, tl.sum(total, axis=0))
 
 
-@triton.jit(do_not_specialize=("num_pairs", "num_tiles"))
+@triton.jit(do_not_specialize=("num_pairs",))
 def _scatter_kernel(
-    experts, counts, pairs, slot_of_pair, tile_experts, num_pairs, num_tiles, num_experts,
+    experts, counts, pairs, slot_of_pair, tile_experts, num_pairs, num_experts,
     TILE: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program for each expert: its offset from all counts, then its pairs in order."""
@@ -97,7 +97,7 @@ def schedule_experts(experts: Tensor, num_experts: int, *, tile_tokens: int) -> 
     if num_pairs:
         _count_kernel[(num_experts,)](experts, counts, num_pairs, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
         _scatter_kernel[(num_experts,)](
-            experts, counts, pairs, slot_of_pair, tile_experts, num_pairs, tiles, num_experts,
+            experts, counts, pairs, slot_of_pair, tile_experts, num_pairs, num_experts,
             TILE=tile_tokens, EXPERTS=triton.next_power_of_2(num_experts), BLOCK=_BLOCK, num_warps=_NUM_WARPS,
         )  # fmt: skip
     return ExpertSchedule(experts.shape[1], tile_tokens, pairs, slot_of_pair, tile_experts)
@@ -124,7 +124,7 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
                 arch=arch,
                 signature={
                     **dict.fromkeys(pointers, "*i32"),
-                    **dict.fromkeys(("num_pairs", "num_tiles", "num_experts"), "i32"),
+                    **dict.fromkeys(("num_pairs", "num_experts"), "i32"),
                     **dict.fromkeys(("TILE", "EXPERTS", "BLOCK"), "constexpr"),
                 },
                 constexprs={"TILE": tile, "EXPERTS": num_experts, "BLOCK": _BLOCK},

@@ -241,7 +241,7 @@ def _generated(
     residual_stride = 0 if residual is None else residual.stride(0)
     partial = torch.empty((splits, tokens, rows), dtype=torch.float32, device=x.device) if splits > 1 else out
     _generated_kernel[(triton.cdiv(rows, tile.rows), splits, triton.cdiv(tokens, tile.tokens))](
-        x, weight.quants, weight.scales, _or(weight.minimums, out), _or(bias, out), _or(residual, out), out, partial,
+        x, weight.quants, weight.scales, _or(weight.minimums, weight.scales), _or(bias, out), _or(residual, out), out, partial,
         tokens, rows, weight.num_columns, chunks, triton.cdiv(chunks, splits), kind.group_bits, x.stride(0),
         residual_stride, out.stride(0), int(bias is not None), int(residual is not None), **kind.constants,
         IS_SPLIT=splits > 1, ROWS=tile.rows, TOKENS=tile.tokens, num_warps=tile.num_warps, num_stages=tile.num_stages,
@@ -257,7 +257,7 @@ def _prompt(x: Tensor, weight: GroupRows, bias: Tensor | None, residual: Tensor 
     kind, tokens, rows = weight.kind, len(x), weight.num_rows
     tile = _tile(_PROMPT[arch], tokens)
     _prompt_kernel[(triton.cdiv(tokens, tile.tokens), triton.cdiv(rows, tile.rows))](
-        x, weight.quants, weight.scales, _or(weight.minimums, out), _or(bias, out), _or(residual, out), out,
+        x, weight.quants, weight.scales, _or(weight.minimums, weight.scales), _or(bias, out), _or(residual, out), out,
         tokens, rows, weight.num_columns, kind.num_chunks(weight.num_columns), kind.group_bits, x.stride(0),
         0 if residual is None else residual.stride(0), out.stride(0), int(bias is not None), int(residual is not None),
         **kind.constants,
@@ -293,6 +293,8 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
 def _case(name: str, kernel: Any, arch: int, dtype: str, constants: dict[str, Any], tile: Tile) -> CompileCase:
     scale = "*fp32" if constants.get("IS_FLOAT") else "*fp16"
     types = {"quants": "*u8", "scales": scale, "minimums": scale, "partial": "*fp32"}
+    if constants.get("IS_SPLIT") is False:
+        types["partial"] = f"*{dtype}"
     types |= {pointer: types.get(pointer, f"*{dtype}") for pointer in _POINTERS}
     if tile.rows:
         constants = constants | {"ROWS": tile.rows, "TOKENS": tile.tokens}
