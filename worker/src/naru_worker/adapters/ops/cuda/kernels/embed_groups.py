@@ -88,6 +88,6 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
                 },
                 constexprs=constants,
                 num_warps=_NUM_WARPS,
-                num_stages=2,
+                num_stages=3,
                 aligned=("ids", "quants", "scales", "minimums", "out", "num_rows", "num_columns", "out_stride"),
             )

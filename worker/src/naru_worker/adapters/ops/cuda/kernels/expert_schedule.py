@@ -18,6 +18,8 @@ from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
 
 _BLOCK = 256
 """Pairs that are looked at together."""
+_EXPERTS = 128
+"""Experts whose counts are looked at together, at least: a power of two, and one code for nearly all models."""
 _NUM_WARPS = 4
 
 
@@ -55,7 +57,7 @@ def _count_kernel(experts, counts, num_pairs, BLOCK: tl.constexpr):
     tl.store(counts + expert, tl.sum(total, axis=0))
 
 
-@triton.jit(do_not_specialize=("num_pairs",))
+@triton.jit(do_not_specialize=("num_pairs", "num_experts"))
 def _scatter_kernel(
     experts, counts, pairs, slot_of_pair, tile_experts, num_pairs, num_experts,
     TILE: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -98,13 +100,14 @@ def schedule_experts(experts: Tensor, num_experts: int, *, tile_tokens: int) -> 
         _count_kernel[(num_experts,)](experts, counts, num_pairs, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
         _scatter_kernel[(num_experts,)](
             experts, counts, pairs, slot_of_pair, tile_experts, num_pairs, num_experts,
-            TILE=tile_tokens, EXPERTS=triton.next_power_of_2(num_experts), BLOCK=_BLOCK, num_warps=_NUM_WARPS,
+            TILE=tile_tokens, EXPERTS=max(_EXPERTS, triton.next_power_of_2(num_experts)), BLOCK=_BLOCK,
+            num_warps=_NUM_WARPS,
         )  # fmt: skip
     return ExpertSchedule(experts.shape[1], tile_tokens, pairs, slot_of_pair, tile_experts)
 
 
 def compile_cases(arch: int) -> Iterator[CompileCase]:
-    """For tiles of generated and of prompt tokens, and numbers of experts as models have them."""
+    """For tiles of generated and of prompt tokens, and as many experts as models have, or adapters."""
     yield CompileCase(
         name="expert_schedule_count",
         kernel=_count_kernel,
@@ -117,7 +120,7 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
     )
     pointers = ("experts", "counts", "pairs", "slot_of_pair", "tile_experts")
     for tile in (16, 64):
-        for num_experts in (8, 64, 128):
+        for num_experts in (_EXPERTS, 2 * _EXPERTS):
             yield CompileCase(
                 name=f"expert_schedule_scatter/m{tile}/e{num_experts}",
                 kernel=_scatter_kernel,
@@ -130,5 +133,5 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
                 constexprs={"TILE": tile, "EXPERTS": num_experts, "BLOCK": _BLOCK},
                 num_warps=_NUM_WARPS,
                 num_stages=3,
-                aligned=(*pointers, *(("num_experts",) if num_experts % 16 == 0 else ())),
+                aligned=pointers,
             )

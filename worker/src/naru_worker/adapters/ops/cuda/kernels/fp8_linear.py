@@ -182,7 +182,7 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
                 },
                 constexprs={"COLUMNS": columns},
                 num_warps=_warps(columns),
-                num_stages=1,
+                num_stages=3,
                 aligned=("x", "values", "scales", "num_columns", "x_stride"),
             )
         pointers = ("product", "x_scales", "scales", "bias", "residual", "out")
@@ -197,6 +197,6 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
             },
             constexprs={"COLUMNS": _FINISH_COLUMNS},
             num_warps=4,
-            num_stages=1,
+            num_stages=3,
             aligned=(*pointers, "num_rows", "residual_stride", "out_stride"),
         )

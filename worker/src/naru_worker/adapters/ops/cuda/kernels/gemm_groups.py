@@ -241,8 +241,8 @@ def _generated(
     residual_stride = 0 if residual is None else residual.stride(0)
     partial = torch.empty((splits, tokens, rows), dtype=torch.float32, device=x.device) if splits > 1 else out
     _generated_kernel[(triton.cdiv(rows, tile.rows), splits, triton.cdiv(tokens, tile.tokens))](
-        x, weight.quants, weight.scales, _or(weight.minimums, weight.scales), _or(bias, out), _or(residual, out), out, partial,
-        tokens, rows, weight.num_columns, chunks, triton.cdiv(chunks, splits), kind.group_bits, x.stride(0),
+        x, weight.quants, weight.scales, _or(weight.minimums, weight.scales), _or(bias, out), _or(residual, out), out,
+        partial, tokens, rows, weight.num_columns, chunks, triton.cdiv(chunks, splits), kind.group_bits, x.stride(0),
         residual_stride, out.stride(0), int(bias is not None), int(residual is not None), **kind.constants,
         IS_SPLIT=splits > 1, ROWS=tile.rows, TOKENS=tile.tokens, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
@@ -280,8 +280,7 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
         yield _case("gemm_groups_reduce", _reduce_kernel, arch, dtype, {"ROWS": _REDUCE_COLUMNS}, Tile(0, 0, 4, 3))
         for kind in (kind for kind in KINDS if kind.group <= 32):
             for most, tile in _GENERATED[arch].items():
-                # Few splits only where a weight has very many rows, which one number of tokens may stand for.
-                for is_split in (True, False) if most == 16 else (True,):
+                for is_split in (True, False):
                     name = f"gemm_groups_generated/{kind.name}/m{most}" + ("" if is_split else "-unsplit")
                     constants = kind.constants | {"IS_SPLIT": is_split}
                     yield _case(name, _generated_kernel, arch, dtype, constants, tile)
