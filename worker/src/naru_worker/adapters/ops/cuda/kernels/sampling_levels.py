@@ -29,7 +29,8 @@ CANDIDATES = 2048
 """Room for candidates of a row."""
 LEVELS = 8
 """Distances from the best token, in units of the temperature; the last one is that of all tokens that count."""
-_NUM_WARPS = 16
+_NUM_WARPS_OF_LEVELS = 16
+_NUM_WARPS_OF_GATHER = 8
 _STEP = tl.constexpr(1.5)
 FARTHEST = tl.constexpr(87.0)
 """Beyond it exp(-distance) is no normal float32; such a token is as good as impossible."""
@@ -211,11 +212,20 @@ def gather_candidates(
     chunks = triton.cdiv(vocab_limit, CHUNK)
     source = (logits, logits.stride(0), work, work.stride(0), vocab_limit, tensors.flags, tensors.temperature)
     levels = (best_values, level_counts, level_masses, kept_masses)
-    sizes = {"BLOCK": CHUNK, "CHUNKS": padded_chunks(chunks), "LEVELS": LEVELS, "num_warps": _NUM_WARPS}
+    sizes = {"BLOCK": CHUNK, "CHUNKS": padded_chunks(chunks), "LEVELS": LEVELS}
     grid = (len(logits), chunks)
-    _levels_kernel[grid](*source, tensors.min_p, *levels, **sizes)
+    _levels_kernel[grid](*source, tensors.min_p, *levels, **sizes, num_warps=_NUM_WARPS_OF_LEVELS)
     chance = (tensors.top_k, tensors.top_p, tensors.seed, tensors.counter)
-    _gather_kernel[grid](*source, *chance, *levels, candidates, candidate_ids, **sizes, CANDIDATES=CANDIDATES)
+    _gather_kernel[grid](
+        *source,
+        *chance,
+        *levels,
+        candidates,
+        candidate_ids,
+        **sizes,
+        CANDIDATES=CANDIDATES,
+        num_warps=_NUM_WARPS_OF_GATHER,
+    )
 
 
 def compile_cases(arch: int) -> Iterator[CompileCase]:
@@ -239,7 +249,7 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
                 arch=arch,
                 signature=signature | dict.fromkeys(sizes, "constexpr"),
                 constexprs=sizes,
-                num_warps=_NUM_WARPS,
+                num_warps=_NUM_WARPS_OF_GATHER if gathers else _NUM_WARPS_OF_LEVELS,
                 num_stages=3,
                 aligned=(*pointers, "logits_stride", "work_stride", "limit"),
             )
