@@ -34,6 +34,8 @@ class PagedCase:
         expected = torch.zeros(self.q.shape)
         for s, length in enumerate(self.seq_lens.tolist()):
             start, stop = self.query_start[s : s + 2].tolist()
+            if length == 0:
+                continue
             positions = torch.arange(length - (stop - start), length)
             expected[start:stop] = attend(
                 self.q[start:stop].float(), self.keys[s], self.values[s], positions, scale, window
@@ -80,7 +82,7 @@ def paged_case(
     for s, (length, count, query_len) in enumerate(zip(seq_lens, counts, query_lens, strict=True)):
         blocks = [order.pop() for _ in range(count)]
         table[s, :count] = torch.tensor(blocks, dtype=torch.int32)
-        first_needed = 0 if window is None else max(0, length - query_len - window + 1)
+        first_needed = 0 if window is None else min(length, max(0, length - query_len - window + 1))
         stored = []
         for part in range(2):
             new, scales = _rounded(torch.randn(length, num_kv_heads, head_dim, generator=generator), kv_dtype)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
 from naru_worker.adapters.ops.cuda.kernels.paged_tiles import (
+    ALIGNED,
     HEAD_DIMS,
     LOG2_E,
     LOWEST,
@@ -25,6 +26,7 @@ from naru_worker.adapters.ops.cuda.kernels.paged_tiles import (
     places_of,
     cache_formats,
     cache_strides,
+    cache_types,
     normalised,
     padded,
     stored_cache,
@@ -33,11 +35,36 @@ from naru_worker.adapters.ops.cuda.kernels.paged_tiles import (
 _TAIL = 8
 """Numbers after a partial's sums: its largest score and its sum of weights; eight keep rows on whole sectors."""
 _MERGED_AT_ONCE = 16
-SPLIT = 256
+"""Splits that a program of the merge takes at a time."""
+_MERGE_WARPS = 4
+_MERGE_STAGES = 2
+MAX_ROWS = 128
+"""Most rows of a sequence and kv head: query tokens times query heads. More are a prompt's business."""
+
+# (tokens of a tile, stages) by bytes of a number in the cache and width of a head's tile. Keys and values of a tile are
+# 32 KiB on sm_90, where two programs share a multiprocessor, and 16 KiB elsewhere, where three do: more than twice the
+# bytes that must be on their way to keep the memory busy.
+_TILES: dict[int, dict[tuple[int, int], tuple[int, int]]] = {
+    80: {
+        (1, 32): (128, 3), (1, 64): (128, 3), (1, 128): (64, 3), (1, 256): (32, 3),
+        (2, 32): (128, 3), (2, 64): (64, 3), (2, 128): (32, 3), (2, 256): (32, 2),
+        (4, 32): (64, 2), (4, 64): (32, 2), (4, 128): (32, 2), (4, 256): (32, 2),
+    },
+    90: {
+        (1, 32): (128, 3), (1, 64): (128, 3), (1, 128): (128, 3), (1, 256): (64, 3),
+        (2, 32): (128, 3), (2, 64): (128, 3), (2, 128): (64, 3), (2, 256): (32, 3),
+        (4, 32): (64, 2), (4, 64): (32, 2), (4, 128): (32, 2), (4, 256): (32, 2),
+    },
+}  # fmt: skip
+_TILES[89] = _TILES[80]
 
 
 def _tile(arch: int, cache_bytes: int, block_d: int, rows: int) -> Tile:
-    return Tile(max(16, triton.next_power_of_2(rows)), 64, 4, 3)
+    """The tile of a launch. What a row comes to must not depend on the number of rows: only block_m and warps do."""
+    assert rows <= MAX_ROWS, "so many rows are a prompt's business"
+    block_n, num_stages = _TILES[arch][cache_bytes, block_d]
+    block_m = max(16, triton.next_power_of_2(rows))
+    return Tile(block_m, block_n, 8 if block_m * block_d > 128 * 128 else 4, num_stages)
 
 
 @triton.jit(do_not_specialize=["window", "table_stride", "num_splits", *STRIDE_NAMES[3:]])
@@ -112,7 +139,7 @@ def _decode_kernel(
 
 @triton.jit(do_not_specialize=["window", "num_splits"])
 def _merge_kernel(
-    partials, seq_lens, out, scales, window, num_splits, out_stride,
+    partials, seq_lens, out, window, num_splits, out_stride, scales,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, TAIL: tl.constexpr,
     AT_ONCE: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
@@ -146,23 +173,24 @@ def _merge_kernel(
     tl.store(out + at_row * out_stride + columns, result, mask=(d < HEAD_DIM)[None, :])
 
 
-def split_tokens(head_dim: int, cache_bytes: int) -> int:
-    """Tokens of a split."""
-    return SPLIT
+def split_tokens(head_dim: int, cache_dtype: torch.dtype) -> int:
+    """Tokens of a split: fixed, so that a token's numbers depend neither on its batch nor on the graph it runs in.
+
+    A split is some 128 or 256 KiB of a head's keys and values: beside it a partial result is small.
+    """
+    return 512 if 2 * padded(head_dim) * cache_dtype.itemsize <= 512 else 256
 
 
 def split_count(longest: int, split: int, *, window: int | None = None, rows_per_seq: int = 1) -> int:
-    """Splits that sequences of up to `longest` tokens need: the `num_splits` of a launch."""
-    reached = longest if window is None else min(longest, window + rows_per_seq - 1)
-    return (
-        triton.cdiv(longest, split)
-        if reached == longest
-        else min(triton.cdiv(longest, split), triton.cdiv(reached - 1, split) + 1)
-    )
+    """Splits of `split` tokens that sequences of up to `longest` tokens need: the `num_splits` of a launch."""
+    count = max(1, triton.cdiv(longest, split))
+    if window is None:
+        return count
+    return min(count, triton.cdiv(window + rows_per_seq - 2, split) + 1)
 
 
 def decode_partials_shape(num_rows: int, num_heads: int, head_dim: int, num_splits: int) -> tuple[int, ...]:
-    """Shape."""
+    """Shape of the float32 buffer that launches with up to so many rows and splits need; its content never matters."""
     return (num_rows, num_heads, num_splits, head_dim + _TAIL)
 
 
@@ -183,16 +211,43 @@ def attention_decode(
     value_scales: Tensor | None = None,
     arch: int = 80,
 ) -> None:
-    """Doc."""
+    """Attention of each sequence's newest tokens, whose keys and values are in the cache already.
+
+    A row's result depends on its sequence and position alone, bit for bit.
+
+    Args:
+        q: (S * rows_per_seq, num_heads, head_dim), any row stride; a kv head's query heads are neighbours.
+        key_cache: (num_blocks, block_size, num_kv_heads, head_dim), any strides but 1 of the last; of q's type,
+            float8_e4m3fn or int8.
+        value_cache: Like `key_cache`, with the same strides.
+        block_table: (S, max_blocks), int32.
+        seq_lens: (S,), int32, tokens with the new ones: row i of its sequence is at seq_len - rows_per_seq + i. Rows
+            before position 0 become zeros, so all of a sequence of 0 tokens, which pads a batch.
+        out: Like `q`. Mutated.
+        partials: Float32, contiguous, at least `decode_partials_shape`; None will do for one split. Mutated.
+        scale: Positive; scores are multiplied by it.
+        window: A token sees so many, itself included; None: all before it.
+        num_splits: At least `split_count` of the longest sequence; decides about the grid only.
+        rows_per_seq: Query tokens of each sequence, a drafted continuation; each sees those before it.
+        key_scales: (num_blocks, block_size, num_kv_heads), float32, any strides; needed with int8.
+        value_scales: Like `key_scales`, with the same strides.
+        arch: Whose tiles to take, one of `ARCHITECTURES`.
+    """
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
+    num_seqs = len(seq_lens)
+    if num_seqs == 0:
+        return
+    assert q.stride(1) == out.stride(1) == head_dim, "heads of a row lie side by side"
     strides = cache_strides(key_cache, value_cache, key_scales, value_scales)
     block_d = padded(head_dim)
     tile = _tile(arch, key_cache.itemsize, block_d, rows_per_seq * group)
-    split = split_tokens(head_dim, key_cache.itemsize)
+    split = split_tokens(head_dim, key_cache.dtype)
     parts = partials if num_splits > 1 else None
-    _decode_kernel[(num_kv_heads, num_splits, len(seq_lens))](
+    assert parts is not None or num_splits == 1, "splits leave partial results"
+    assert parts is None or parts.numel() >= num_seqs * rows_per_seq * num_heads * num_splits * (head_dim + _TAIL)
+    _decode_kernel[(num_kv_heads, num_splits, num_seqs)](
         q, stored_cache(key_cache, arch), stored_cache(value_cache, arch), key_scales, value_scales,
         block_table, seq_lens, out, parts, scale * LOG2_E, window or 0, num_splits,
         q.stride(0), out.stride(0), block_table.stride(0), *strides,
@@ -201,8 +256,97 @@ def attention_decode(
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if parts is not None:
-        _merge_kernel[(num_heads, len(seq_lens) * rows_per_seq)](
-            parts, seq_lens, out, key_scales, window or 0, num_splits, out.stride(0),
+        _merge_kernel[(num_heads, num_seqs * rows_per_seq)](
+            parts, seq_lens, out, window or 0, num_splits, out.stride(0), key_scales,
             ROWS=rows_per_seq, HEAD_DIM=head_dim, BLOCK_D=block_d, SPLIT=split, TAIL=_TAIL, AT_ONCE=_MERGED_AT_ONCE,
-            WINDOWED=window is not None, num_warps=4,
+            WINDOWED=window is not None, num_warps=_MERGE_WARPS, num_stages=_MERGE_STAGES,
         )  # fmt: skip
+
+
+def compile_cases(arch: int) -> Iterator[CompileCase]:
+    """The kernels as they are launched on an architecture."""
+    for head_dim in HEAD_DIMS:
+        for activation, cache, cache_name in cache_formats(arch):
+            name = f"attention_decode/{activation}/kv-{cache_name}/d{head_dim}"
+            yield _decode_case(name, arch, head_dim, activation, cache)
+            if activation == "bf16" and cache_name == "bf16":
+                yield _decode_case(f"{name}/whole", arch, head_dim, activation, cache, is_split=False)
+                yield _decode_case(f"{name}/window", arch, head_dim, activation, cache, windowed=True)
+            if activation == "bf16" and head_dim in {64, 128, 256}:
+                yield _decode_case(f"{name}/rows-4-of-8", arch, head_dim, activation, cache, rows=4, group=8)
+                yield _decode_case(f"{name}/rows-8-of-8", arch, head_dim, activation, cache, rows=8, group=8)
+        yield _merge_case(arch, head_dim)
+
+
+def _decode_case(
+    name: str,
+    arch: int,
+    head_dim: int,
+    activation: str,
+    cache: str,
+    *,
+    rows: int = 1,
+    group: int = 4,
+    is_split: bool = True,
+    windowed: bool = False,
+) -> CompileCase:
+    cache_dtype = {"*fp16": torch.float16, "*bf16": torch.bfloat16}.get(cache, torch.int8)
+    tile = _tile(arch, cache_dtype.itemsize, padded(head_dim), rows * group)
+    constexprs = {
+        "GROUP": group,
+        "ROWS": rows,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": padded(head_dim),
+        "BLOCK_SIZE": 16,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "SPLIT": split_tokens(head_dim, cache_dtype),
+        "TAIL": _TAIL,
+        "WINDOWED": windowed,
+    }
+    absent = {} if is_split else {"partials": None}
+    if cache != "*i8":
+        absent |= {"key_scales": None, "value_scales": None}
+    types = {
+        **cache_types(activation, cache),
+        "seq_lens": "*i32",
+        "out": f"*{activation}",
+        "partials": "*fp32",
+        "scale": "fp32",
+        **dict.fromkeys(("window", "num_splits", "q_stride", "out_stride", "table_stride", *STRIDE_NAMES), "i32"),
+    }
+    return CompileCase(
+        name=name,
+        kernel=_decode_kernel,
+        arch=arch,
+        signature=types | dict.fromkeys([*absent, *constexprs], "constexpr"),
+        constexprs=constexprs | absent,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        aligned=tuple(n for n in (*ALIGNED, "seq_lens", "out", "partials", "out_stride") if n not in absent),
+        expects=("LDGSTS",),
+    )
+
+
+def _merge_case(arch: int, head_dim: int) -> CompileCase:
+    constexprs = {
+        "scales": None,
+        "ROWS": 1,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": padded(head_dim),
+        "SPLIT": split_tokens(head_dim, torch.bfloat16),
+        "TAIL": _TAIL,
+        "AT_ONCE": _MERGED_AT_ONCE,
+        "WINDOWED": False,
+    }
+    types = {"partials": "*fp32", "seq_lens": "*i32", "out": "*bf16", "window": "i32"}
+    return CompileCase(
+        name=f"attention_merge/bf16/d{head_dim}",
+        kernel=_merge_kernel,
+        arch=arch,
+        signature=types | {"num_splits": "i32", "out_stride": "i32"} | dict.fromkeys(constexprs, "constexpr"),
+        constexprs=constexprs,
+        num_warps=_MERGE_WARPS,
+        num_stages=_MERGE_STAGES,
+        aligned=("partials", "seq_lens", "out", "out_stride"),
+    )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
 from naru_worker.adapters.ops.cuda.kernels.paged_tiles import (
+    ALIGNED,
     HEAD_DIMS,
     LOG2_E,
     LOWEST,
@@ -24,14 +25,40 @@ from naru_worker.adapters.ops.cuda.kernels.paged_tiles import (
     places_of,
     cache_formats,
     cache_strides,
+    cache_types,
     normalised,
     padded,
     stored_cache,
 )
 
 
-def _tile(arch: int, cache_bytes: int, block_d: int) -> Tile:
-    return Tile(128, 64, 8, 3)
+# Tiles by bytes of a number in the cache and width of a head's tile. On sm_90 two groups of four warps, each with 64 rows
+# (WGMMA); its keys are as many as the registers allow, since what goes on beside the products is paid for each tile.
+_TILES: dict[int, dict[tuple[int, int], Tile]] = {
+    80: {
+        (1, 32): Tile(128, 64, 4, 3),
+        (1, 64): Tile(128, 64, 4, 3),
+        (1, 128): Tile(128, 64, 8, 3),
+        (1, 256): Tile(128, 32, 8, 3),
+        (2, 32): Tile(128, 64, 4, 3),
+        (2, 64): Tile(128, 64, 4, 3),
+        (2, 128): Tile(128, 64, 8, 3),
+        (2, 256): Tile(128, 32, 8, 2),
+    },
+    90: {
+        (1, 32): Tile(128, 128, 8, 3),
+        (1, 64): Tile(128, 128, 8, 3),
+        (1, 128): Tile(128, 128, 8, 2),
+        (1, 256): Tile(128, 64, 8, 2),
+        (2, 32): Tile(128, 128, 8, 3),
+        (2, 64): Tile(128, 128, 8, 3),
+        (2, 128): Tile(128, 128, 8, 2),
+        (2, 256): Tile(128, 64, 8, 2),
+    },
+}
+_TILES[89] = _TILES[80]
+_PLAIN_TILE = Tile(32, 32, 4, 2)
+"""Of float32, which runs on no tensor cores."""
 
 
 @triton.jit
@@ -167,7 +194,7 @@ def attention_prefill(
     group = q.shape[1] // num_kv_heads
     assert q.stride(1) == out.stride(1) == head_dim, "heads of a row lie side by side"
     strides = cache_strides(key_cache, value_cache, key_scales, value_scales)
-    tile = _tile(arch, key_cache.itemsize, padded(head_dim))
+    tile = _PLAIN_TILE if key_cache.itemsize == 4 else _TILES[arch][key_cache.itemsize, padded(head_dim)]
     grid = (triton.cdiv(max_query_len * group, tile.block_m), num_kv_heads, len(seq_lens))
     if grid[0] == 0 or grid[2] == 0:
         return
@@ -185,63 +212,42 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
     """The kernel as it is launched on an architecture."""
     for head_dim in HEAD_DIMS:
         for activation, cache, cache_name in cache_formats(arch):
-            for windowed in (False, True):
-                yield _case(arch, head_dim, activation, cache, cache_name, windowed)
+            name = f"attention_prefill/{activation}/kv-{cache_name}/d{head_dim}"
+            yield _case(name, arch, head_dim, activation, cache)
+            if activation == "bf16":
+                yield _case(f"{name}/window", arch, head_dim, activation, cache, windowed=True)
 
 
-def _case(arch: int, head_dim: int, activation: str, cache: str, cache_name: str, windowed: bool) -> CompileCase:
-    is_scaled = cache == "*i8"
-    block_d = padded(head_dim)
-    tile = _tile(arch, 1 if cache_name in {"e4m3", "int8"} else 2, block_d)
-    group = 4
+def _case(
+    name: str, arch: int, head_dim: int, activation: str, cache: str, *, windowed: bool = False
+) -> CompileCase:
+    tile = _TILES[arch][2 if cache == f"*{activation}" else 1, padded(head_dim)]
     constexprs = {
-        "GROUP": group,
+        "GROUP": 4,
         "HEAD_DIM": head_dim,
-        "BLOCK_D": block_d,
+        "BLOCK_D": padded(head_dim),
         "BLOCK_SIZE": 16,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "WINDOWED": windowed,
     }
-    if not is_scaled:
-        constexprs |= {"key_scales": None, "value_scales": None}
-    scales = "*fp32" if is_scaled else "constexpr"
+    absent = {} if cache == "*i8" else {"key_scales": None, "value_scales": None}
+    types = {
+        **cache_types(activation, cache),
+        "query_start": "*i32",
+        "seq_lens": "*i32",
+        "out": f"*{activation}",
+        "scale": "fp32",
+        **dict.fromkeys(("window", "q_stride", "out_stride", "table_stride", *STRIDE_NAMES), "i32"),
+    }
     return CompileCase(
-        name=f"attention_prefill/{activation}/kv-{cache_name}/d{head_dim}{'/window' if windowed else ''}",
+        name=name,
         kernel=_prefill_kernel,
         arch=arch,
-        signature={
-            "q": f"*{activation}",
-            "key_cache": cache,
-            "value_cache": cache,
-            "key_scales": scales,
-            "value_scales": scales,
-            "block_table": "*i32",
-            "query_start": "*i32",
-            "seq_lens": "*i32",
-            "out": f"*{activation}",
-            "scale": "fp32",
-            **dict.fromkeys(("window", "q_stride", "out_stride", "table_stride", *STRIDE_NAMES), "i32"),
-            **dict.fromkeys(
-                ("GROUP", "HEAD_DIM", "BLOCK_D", "BLOCK_SIZE", "BLOCK_M", "BLOCK_N", "WINDOWED"), "constexpr"
-            ),
-        },
-        constexprs=constexprs,
+        signature=types | dict.fromkeys([*absent, *constexprs], "constexpr"),
+        constexprs=constexprs | absent,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        aligned=(
-            "q",
-            "key_cache",
-            "value_cache",
-            "block_table",
-            "query_start",
-            "seq_lens",
-            "out",
-            "q_stride",
-            "out_stride",
-            "block_stride",
-            "token_stride",
-            "head_stride",
-        ),  # fmt: skip
-        expects=("HGMMA",) if arch == 90 else ("HMMA", "LDGSTS"),
+        aligned=tuple(n for n in (*ALIGNED, "query_start", "seq_lens", "out", "out_stride") if n not in absent),
+        expects=("HGMMA", "LDGSTS") if arch == 90 else ("HMMA", "LDGSTS"),
     )

@@ -196,3 +196,13 @@ def cache_formats(arch: int) -> Iterator[tuple[str, str, str]]:
         yield activation, f"*{activation}", activation
         yield activation, e4m3, "e4m3"
         yield activation, "*i8", "int8"
+
+
+def cache_types(activation: str, cache: str) -> dict[str, str]:
+    """Types of the parameters that both kernels begin with."""
+    scales = dict.fromkeys(("key_scales", "value_scales"), "*fp32")
+    return {"q": f"*{activation}", "key_cache": cache, "value_cache": cache, **scales, "block_table": "*i32"}
+
+
+ALIGNED = ("q", "key_cache", "value_cache", "key_scales", "value_scales", "block_table", "q_stride", *STRIDE_NAMES[:3])
+"""Of those and the strides: divisible by 16. A head size is, so are strides that are multiples of it."""

@@ -1,0 +1,159 @@
+"""Attention of generated tokens under Triton's interpreter, against plain torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from paged_attention import E4M3, PagedCase, paged_case  # noqa: E402
+
+from naru_worker.adapters.ops.cuda.kernels.attention_decode import (  # noqa: E402
+    attention_decode,
+    compile_cases,
+    decode_partials_shape,
+    split_count,
+    split_tokens,
+)
+from naru_worker.adapters.ops.cuda.kernels.compile_case import ARCHITECTURES  # noqa: E402
+
+SCALE = 0.2
+
+
+def computed(
+    case: PagedCase, window: int | None = None, *, rows: int = 1, num_splits: int = 0, arch: int = 80
+) -> torch.Tensor:
+    """With the splits that the longest sequence needs, if not told."""
+    out = torch.full((len(case.q), 2 * case.q.shape[1], case.q.shape[2]), math.nan, dtype=case.q.dtype)
+    out = out[:, : case.q.shape[1]]
+    split = split_tokens(case.q.shape[2], case.key_cache.dtype)
+    needed = split_count(int(case.seq_lens.max()), split, window=window, rows_per_seq=rows)
+    num_splits = num_splits or needed
+    assert num_splits >= needed
+    attention_decode(
+        case.q,
+        case.key_cache,
+        case.value_cache,
+        case.block_table,
+        case.seq_lens,
+        out,
+        torch.full(decode_partials_shape(len(case.q), case.q.shape[1], case.q.shape[2], num_splits), math.nan),
+        scale=SCALE,
+        window=window,
+        num_splits=num_splits,
+        rows_per_seq=rows,
+        key_scales=case.key_scales,
+        value_scales=case.value_scales,
+        arch=arch,
+    )
+    return out
+
+
+def decode_case(seq_lens: list[int], *, rows: int = 1, **options: object) -> PagedCase:
+    return paged_case(seq_lens, [rows] * len(seq_lens), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("group", "head_dim", "block_size", "window"),
+    [
+        (1, 64, 16, None),
+        (2, 128, 32, None),
+        (4, 256, 64, None),
+        (3, 80, 16, 17),
+        (7, 96, 64, 1),
+        (8, 32, 32, 300),
+    ],
+)
+def test_a_token_sees_its_past_up_to_the_window_and_no_garbage(
+    group: int, head_dim: int, block_size: int, window: int | None
+) -> None:
+    split = split_tokens(head_dim, torch.float32)
+    seq_lens = [1, block_size - 1, block_size, block_size + 1, 0, split - 1, split, split + 1, 2 * split + 65]
+    case = decode_case(
+        seq_lens, num_kv_heads=1, group=group, head_dim=head_dim, block_size=block_size, window=window
+    )
+    torch.testing.assert_close(computed(case, window), case.expected(SCALE, window), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("group", "rows", "window"), [(3, 5, None), (2, 4, 17), (8, 9, None)])
+def test_drafted_tokens_see_those_before_them(group: int, rows: int, window: int | None) -> None:
+    split = split_tokens(32, torch.float32)
+    case = decode_case([rows, rows + 1, split + 1, split + rows + 1], rows=rows, group=group, window=window, num_kv_heads=1)
+    torch.testing.assert_close(computed(case, window, rows=rows), case.expected(SCALE, window), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.int8, E4M3])
+def test_the_cache_may_hold_other_numbers_than_the_queries(kv_dtype: torch.dtype, arch: int) -> None:
+    split = split_tokens(32, kv_dtype)
+    case = decode_case([97, split + 40], dtype=torch.float16, kv_dtype=kv_dtype)
+    torch.testing.assert_close(computed(case, arch=arch).float(), case.expected(SCALE, None), atol=3e-3, rtol=3e-3)
+
+
+def test_a_token_has_the_same_bits_in_any_company() -> None:
+    split = split_tokens(32, torch.float32)
+    case = decode_case([split + 30, 40, 0, 2 * split + 1], group=3)
+    bits = computed(case)
+    for s, length in enumerate(case.seq_lens.tolist()):
+        alone = replace(
+            case, q=case.q[s : s + 1], block_table=case.block_table[s : s + 1], seq_lens=case.seq_lens[s : s + 1]
+        )
+        assert torch.equal(computed(alone), bits[s : s + 1]), length
+        assert torch.equal(computed(alone, num_splits=7), bits[s : s + 1]), length
+
+
+def test_a_window_bounds_the_splits() -> None:
+    window, split = 40, split_tokens(32, torch.float32)
+    case = decode_case([split + 20, 3 * split, 5 * split + 1], window=window, num_kv_heads=1)
+    assert split_count(5 * split + 1, split, window=window) == 2
+    assert split_count(split, split, window=window) == 1
+    assert split_count(5 * split + 1, split) == 6
+    assert split_count(0, split) == 1
+    torch.testing.assert_close(
+        computed(case, window, num_splits=2), case.expected(SCALE, window), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_padding_gives_zeros_whatever_the_cache_holds(num_splits: int) -> None:
+    case = decode_case([0, 0, 5], rows=2)
+    case.key_cache.fill_(math.nan)
+    case.value_cache.fill_(math.nan)
+    assert (computed(case, rows=2, num_splits=num_splits)[:4] == 0.0).all()
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    seq_lens=st.lists(st.integers(0, 300), min_size=1, max_size=3),
+    rows=st.integers(1, 3),
+    group=st.sampled_from([1, 3, 4]),
+    block_size=st.sampled_from([16, 32, 64]),
+    window=st.none() | st.integers(1, 400),
+    seed=st.integers(0, 99),
+)
+def test_any_batch_is_right(
+    seq_lens: list[int], rows: int, group: int, block_size: int, window: int | None, seed: int
+) -> None:
+    case = decode_case(
+        [length and max(length, rows) for length in seq_lens],
+        rows=rows,
+        num_kv_heads=1,
+        group=group,
+        block_size=block_size,
+        window=window,
+        seed=seed,
+    )
+    torch.testing.assert_close(computed(case, window, rows=rows), case.expected(SCALE, window), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_case_of_compilation_has_its_own_name(arch: int) -> None:
+    names = [case.name for case in compile_cases(arch)]
+    assert len(names) == len(set(names)) > 30
