@@ -21,14 +21,15 @@ from naru_worker.adapters.ops.cuda.kernels.paged_tiles import (
     STRIDE_NAMES,
     Tile,
     as_queries,
+    at_head,
     attend_tile,
     blocks_of,
-    places_of,
     cache_formats,
     cache_strides,
     cache_types,
     normalised,
     padded,
+    places_of,
     stored_cache,
 )
 
@@ -51,7 +52,7 @@ _TILES: dict[int, dict[tuple[int, int], tuple[int, int]]] = {
         (4, 32): (64, 2), (4, 64): (32, 2), (4, 128): (32, 2), (4, 256): (32, 2),
     },
     90: {
-        (1, 32): (128, 3), (1, 64): (128, 3), (1, 128): (128, 3), (1, 256): (64, 3),
+        (1, 32): (128, 3), (1, 64): (128, 3), (1, 128): (128, 3), (1, 256): (32, 3),
         (2, 32): (128, 3), (2, 64): (128, 3), (2, 128): (64, 3), (2, 256): (32, 3),
         (4, 32): (64, 2), (4, 64): (32, 2), (4, 128): (32, 2), (4, 256): (32, 2),
     },
@@ -102,11 +103,10 @@ def _decode_kernel(
     queries = as_queries(tl.load(q + rows[:, None] * q_stride + columns, mask=stored, other=0.0), key_cache)
 
     table = block_table + sequence.to(tl.int64) * table_stride
-    at_head = kv_head.to(tl.int64)
-    caches = (key_cache + at_head * head_stride, value_cache + at_head * head_stride)
+    caches = at_head(key_cache, value_cache, kv_head, head_stride)
     scales = None
     if key_scales is not None:
-        scales = (key_scales + at_head * scale_head_stride, value_scales + at_head * scale_head_stride)
+        scales = at_head(key_scales, value_scales, kv_head, scale_head_stride)
     strides = (block_stride, token_stride, scale_block_stride, scale_token_stride)
     shape: tl.constexpr = (HEAD_DIM, BLOCK_D, BLOCK_SIZE)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -132,9 +132,15 @@ def _decode_kernel(
     else:
         num_heads = tl.num_programs(0) * GROUP
         partial = partials + ((rows * num_heads + head) * num_splits + split) * (HEAD_DIM + TAIL)
-        tl.store(partial[:, None] + d[None, :], sums, mask=stored)
-        tl.store(partial + HEAD_DIM, largest, mask=live)
-        tl.store(partial + HEAD_DIM + 1, total, mask=live)
+        _store_partial(partial, (sums, largest, total), live, stored, HEAD_DIM, BLOCK_D)
+
+
+@triton.jit
+def _store_partial(partial, state, live, stored, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """What the rows have of a split, each to its place: the sums, then the largest score and the weights' sum."""
+    tl.store(partial[:, None] + tl.arange(0, BLOCK_D)[None, :], state[0], mask=stored)
+    tl.store(partial + HEAD_DIM, state[1], mask=live)
+    tl.store(partial + HEAD_DIM + 1, state[2], mask=live)
 
 
 @triton.jit(do_not_specialize=["window", "num_splits"])
@@ -183,10 +189,10 @@ def split_tokens(head_dim: int, cache_dtype: torch.dtype) -> int:
 
 def split_count(longest: int, split: int, *, window: int | None = None, rows_per_seq: int = 1) -> int:
     """Splits of `split` tokens that sequences of up to `longest` tokens need: the `num_splits` of a launch."""
-    count = max(1, triton.cdiv(longest, split))
+    count = max(1, -(-longest // split))
     if window is None:
         return count
-    return min(count, triton.cdiv(window + rows_per_seq - 2, split) + 1)
+    return min(count, -(-(window + rows_per_seq - 2) // split) + 1)
 
 
 def decode_partials_shape(num_rows: int, num_heads: int, head_dim: int, num_splits: int) -> tuple[int, ...]:
@@ -266,15 +272,16 @@ def attention_decode(
 def compile_cases(arch: int) -> Iterator[CompileCase]:
     """The kernels as they are launched on an architecture."""
     for head_dim in HEAD_DIMS:
-        for activation, cache, cache_name in cache_formats(arch):
+        for activation, cache, cache_name in cache_formats(arch, head_dim):
             name = f"attention_decode/{activation}/kv-{cache_name}/d{head_dim}"
             yield _decode_case(name, arch, head_dim, activation, cache)
-            if activation == "bf16" and cache_name == "bf16":
-                yield _decode_case(f"{name}/whole", arch, head_dim, activation, cache, is_split=False)
-                yield _decode_case(f"{name}/window", arch, head_dim, activation, cache, windowed=True)
             if activation == "bf16" and head_dim in {64, 128, 256}:
                 yield _decode_case(f"{name}/rows-4-of-8", arch, head_dim, activation, cache, rows=4, group=8)
-                yield _decode_case(f"{name}/rows-8-of-8", arch, head_dim, activation, cache, rows=8, group=8)
+        if head_dim == 128:
+            name = f"attention_decode/bf16/kv-bf16/d{head_dim}"
+            yield _decode_case(f"{name}/whole", arch, head_dim, "bf16", "*bf16", is_split=False)
+            yield _decode_case(f"{name}/window", arch, head_dim, "bf16", "*bf16", windowed=True)
+            yield _decode_case(f"{name}/rows-8-of-8", arch, head_dim, "bf16", "*bf16", rows=8, group=8)
         yield _merge_case(arch, head_dim)
 
 

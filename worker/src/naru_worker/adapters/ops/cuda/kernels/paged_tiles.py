@@ -1,4 +1,4 @@
-"""What both attention kernels do with a tile: its addresses in the paged cache, its numbers, one step of the softmax."""
+"""What both attention kernels do with a tile: its addresses in the paged cache, its numbers, a step of the softmax."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ class Tile:
     """Tokens of the cache."""
     num_warps: int
     num_stages: int
+
+
+@triton.jit
+def at_head(keys, values, kv_head, head_stride):
+    """Where a kv head's numbers begin."""
+    offset = kv_head.to(tl.int64) * head_stride
+    return keys + offset, values + offset
 
 
 @triton.jit
@@ -175,7 +182,8 @@ def cache_strides(
 
 def padded(head_dim: int) -> int:
     """Width of a tile that holds a head."""
-    return max(16, triton.next_power_of_2(head_dim))
+    width: int = triton.next_power_of_2(head_dim)
+    return width
 
 
 STRIDE_NAMES = (
@@ -189,13 +197,17 @@ STRIDE_NAMES = (
 """What `cache_strides` gives, as the kernels call it."""
 
 
-def cache_formats(arch: int) -> Iterator[tuple[str, str, str]]:
-    """Types of activations and of the cache that a kernel is compiled for: (activation, cache, the cache's name)."""
+def cache_formats(arch: int, head_dim: int) -> Iterator[tuple[str, str, str]]:
+    """Types of activations and of the cache that a kernel is compiled for: (activation, cache, the cache's name).
+
+    With a cache of bytes, kernels for both types of activations compute in float16; once for float16 is enough.
+    """
     e4m3 = "*fp8e4nv" if arch >= _FIRST_ARCH_WITH_E4M3 else "*u8"
     for activation in ("fp16", "bf16"):
         yield activation, f"*{activation}", activation
-        yield activation, e4m3, "e4m3"
-        yield activation, "*i8", "int8"
+        if activation == "bf16" or head_dim == 128:
+            yield activation, e4m3, "e4m3"
+            yield activation, "*i8", "int8"
 
 
 def cache_types(activation: str, cache: str) -> dict[str, str]:
