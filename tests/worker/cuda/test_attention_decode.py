@@ -38,7 +38,7 @@ def computed(
     num_rows, num_heads, head_dim = case.q.shape
     wide: Tensor = torch.full((num_rows, 2 * num_heads, head_dim), math.nan, dtype=case.q.dtype)
     out = wide[:, :num_heads]
-    split = split_tokens(case.q.shape[2], case.key_cache.dtype)
+    split = split_tokens(case.q.shape[2], case.key_cache.itemsize)
     needed = split_count(int(case.seq_lens.max()), split, window=window, rows_per_seq=rows)
     num_splits = num_splits or needed
     assert num_splits >= needed
@@ -84,7 +84,7 @@ def decode_case(seq_lens: list[int], *, rows: int = 1, **options: object) -> Pag
 def test_a_token_sees_its_past_up_to_the_window_and_no_garbage(
     group: int, head_dim: int, block_size: int, window: int | None, type_name: str, arch: int
 ) -> None:
-    split = split_tokens(head_dim, getattr(torch, type_name))
+    split = split_tokens(head_dim, getattr(torch, type_name).itemsize)
     seq_lens = [1, block_size - 1, block_size, block_size + 1, 0, split - 1, split, split + 1, 2 * split + 65]
     case = decode_case(seq_lens, num_kv_heads=1, group=group, head_dim=head_dim, block_size=block_size, window=window)
     assert_right(computed(case, window, arch=arch), case, window)
@@ -92,7 +92,7 @@ def test_a_token_sees_its_past_up_to_the_window_and_no_garbage(
 
 @pytest.mark.parametrize(("group", "rows", "window"), [(3, 5, None), (2, 4, 17), (8, 9, None)])
 def test_drafted_tokens_see_those_before_them(group: int, rows: int, window: int | None) -> None:
-    split = split_tokens(32, torch.float32)
+    split = split_tokens(32, 4)
     seq_lens = [rows, rows + 1, split + 1, split + rows + 1]
     case = decode_case(seq_lens if rows < 9 else seq_lens[2:3], rows=rows, group=group, window=window, num_kv_heads=1)
     assert_right(computed(case, window, rows=rows), case, window)
@@ -101,13 +101,13 @@ def test_drafted_tokens_see_those_before_them(group: int, rows: int, window: int
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("kv_dtype", [torch.float16, torch.int8, E4M3])
 def test_the_cache_may_hold_other_numbers_than_the_queries(kv_dtype: dtype, arch: int) -> None:
-    split = split_tokens(32, kv_dtype)
+    split = split_tokens(32, kv_dtype.itemsize)
     case = decode_case([97, split + 40], dtype=torch.float16, kv_dtype=kv_dtype)
     assert_right(computed(case, arch=arch), case, None)
 
 
 def test_a_token_has_the_same_bits_in_any_company() -> None:
-    split = split_tokens(32, torch.float32)
+    split = split_tokens(32, 4)
     case = decode_case([split + 30, 40, 0, 2 * split + 1], group=3)
     bits = computed(case)
     for s, length in enumerate(case.seq_lens.tolist()):
@@ -119,7 +119,7 @@ def test_a_token_has_the_same_bits_in_any_company() -> None:
 
 
 def test_a_window_bounds_the_splits() -> None:
-    window, split = 40, split_tokens(32, torch.float32)
+    window, split = 40, split_tokens(32, 4)
     case = decode_case([split + 20, 3 * split, 5 * split + 1], window=window, num_kv_heads=1)
     assert split_count(5 * split + 1, split, window=window) == 2
     assert split_count(split, split, window=window) == 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -68,7 +67,10 @@ def _tile(arch: int, cache_bytes: int, block_d: int, rows: int) -> Tile:
     return Tile(block_m, block_n, 8 if block_m * block_d > 128 * 128 else 4, num_stages)
 
 
-@triton.jit(do_not_specialize=["window", "table_stride", "num_splits", *STRIDE_NAMES[3:]])
+@triton.jit(
+    do_not_specialize=["window", "table_stride", "num_splits", *STRIDE_NAMES[3:]],
+    do_not_specialize_on_alignment=["block_table", "seq_lens"],
+)
 def _decode_kernel(
     q, key_cache, value_cache, key_scales, value_scales, block_table, seq_lens, out, partials,
     scale, window, num_splits, q_stride, out_stride, table_stride,
@@ -143,7 +145,7 @@ def _store_partial(partial, state, live, stored, HEAD_DIM: tl.constexpr, BLOCK_D
     tl.store(partial + HEAD_DIM + 1, state[2], mask=live)
 
 
-@triton.jit(do_not_specialize=["window", "num_splits"])
+@triton.jit(do_not_specialize=["window", "num_splits"], do_not_specialize_on_alignment=["seq_lens"])
 def _merge_kernel(
     partials, seq_lens, out, window, num_splits, out_stride, scales,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, TAIL: tl.constexpr,
@@ -179,12 +181,12 @@ def _merge_kernel(
     tl.store(out + at_row * out_stride + columns, result, mask=(d < HEAD_DIM)[None, :])
 
 
-def split_tokens(head_dim: int, cache_dtype: torch.dtype) -> int:
-    """Tokens of a split: fixed, so that a token's numbers depend neither on its batch nor on the graph it runs in.
+def split_tokens(head_dim: int, cache_bytes: int) -> int:
+    """Tokens of a split, by bytes of a number in the cache: fixed, or a token's numbers would depend on its batch.
 
     A split is some 128 or 256 KiB of a head's keys and values: beside it a partial result is small.
     """
-    return 512 if 2 * padded(head_dim) * cache_dtype.itemsize <= 512 else 256
+    return 512 if 2 * padded(head_dim) * cache_bytes <= 512 else 256
 
 
 def split_count(longest: int, split: int, *, window: int | None = None, rows_per_seq: int = 1) -> int:
@@ -249,7 +251,7 @@ def attention_decode(
     strides = cache_strides(key_cache, value_cache, key_scales, value_scales)
     block_d = padded(head_dim)
     tile = _tile(arch, key_cache.itemsize, block_d, rows_per_seq * group)
-    split = split_tokens(head_dim, key_cache.dtype)
+    split = split_tokens(head_dim, key_cache.itemsize)
     parts = partials if num_splits > 1 else None
     assert parts is not None or num_splits == 1, "splits leave partial results"
     assert parts is None or parts.numel() >= num_seqs * rows_per_seq * num_heads * num_splits * (head_dim + _TAIL)
@@ -297,8 +299,8 @@ def _decode_case(
     is_split: bool = True,
     windowed: bool = False,
 ) -> CompileCase:
-    cache_dtype = {"*fp16": torch.float16, "*bf16": torch.bfloat16}.get(cache, torch.int8)
-    tile = _tile(arch, cache_dtype.itemsize, padded(head_dim), rows * group)
+    cache_bytes = 2 if cache == f"*{activation}" else 1
+    tile = _tile(arch, cache_bytes, padded(head_dim), rows * group)
     constexprs = {
         "GROUP": group,
         "ROWS": rows,
@@ -307,7 +309,7 @@ def _decode_case(
         "BLOCK_SIZE": 16,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
-        "SPLIT": split_tokens(head_dim, cache_dtype),
+        "SPLIT": split_tokens(head_dim, cache_bytes),
         "TAIL": _TAIL,
         "WINDOWED": windowed,
     }
@@ -330,7 +332,7 @@ def _decode_case(
         constexprs=constexprs | absent,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        aligned=tuple(n for n in (*ALIGNED, "seq_lens", "out", "partials", "out_stride") if n not in absent),
+        aligned=tuple(n for n in (*ALIGNED, "out", "partials", "out_stride") if n not in absent),
         expects=("LDGSTS",),
     )
 
@@ -341,7 +343,7 @@ def _merge_case(arch: int, head_dim: int) -> CompileCase:
         "ROWS": 1,
         "HEAD_DIM": head_dim,
         "BLOCK_D": padded(head_dim),
-        "SPLIT": split_tokens(head_dim, torch.bfloat16),
+        "SPLIT": split_tokens(head_dim, 2),
         "TAIL": _TAIL,
         "AT_ONCE": _MERGED_AT_ONCE,
         "WINDOWED": False,
@@ -355,5 +357,5 @@ def _merge_case(arch: int, head_dim: int) -> CompileCase:
         constexprs=constexprs,
         num_warps=_MERGE_WARPS,
         num_stages=_MERGE_STAGES,
-        aligned=("partials", "seq_lens", "out", "out_stride"),
+        aligned=("partials", "out", "out_stride"),
     )

@@ -39,7 +39,7 @@ _TILES: dict[int, dict[tuple[int, int], Tile]] = {
         (1, 32): Tile(128, 64, 8, 3),
         (1, 64): Tile(128, 64, 8, 3),
         (1, 128): Tile(128, 64, 8, 3),
-        (1, 256): Tile(64, 32, 4, 2),
+        (1, 256): Tile(64, 16, 4, 2),
         (2, 32): Tile(128, 64, 4, 3),
         (2, 64): Tile(128, 64, 4, 3),
         (2, 128): Tile(128, 64, 8, 3),
@@ -100,7 +100,10 @@ def _rows_of(
     return rows, columns, (token < query_len)[:, None] & (d < HEAD_DIM)[None, :]
 
 
-@triton.jit(do_not_specialize=["window", "table_stride", *STRIDE_NAMES[3:]])
+@triton.jit(
+    do_not_specialize=["window", "table_stride", *STRIDE_NAMES[3:]],
+    do_not_specialize_on_alignment=["block_table", "query_start", "seq_lens"],
+)
 def _prefill_kernel(
     q, key_cache, value_cache, key_scales, value_scales, block_table, query_start, seq_lens, out,
     scale, window, q_stride, out_stride, table_stride,
@@ -257,7 +260,7 @@ def _case(name: str, arch: int, head_dim: int, activation: str, cache: str, *, w
         constexprs=constexprs | absent,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        aligned=tuple(n for n in (*ALIGNED, "query_start", "seq_lens", "out", "out_stride") if n not in absent),
+        aligned=tuple(n for n in (*ALIGNED, "out", "out_stride") if n not in absent),
         # Around the loops, not in them: with a window there are three of them, and a head of 256 fills the registers.
         max_spill_bytes=64 if windowed or (arch < 90 and head_dim == 256) else 0,
         expects=("HGMMA", "LDGSTS") if arch == 90 else ("HMMA", "LDGSTS"),

@@ -216,5 +216,8 @@ def cache_types(activation: str, cache: str) -> dict[str, str]:
     return {"q": f"*{activation}", "key_cache": cache, "value_cache": cache, **scales, "block_table": "*i32"}
 
 
-ALIGNED = ("q", "key_cache", "value_cache", "key_scales", "value_scales", "block_table", "q_stride", *STRIDE_NAMES[:3])
-"""Of those and the strides: divisible by 16. A head size is, so are strides that are multiples of it."""
+ALIGNED = ("q", "key_cache", "value_cache", "key_scales", "value_scales", "q_stride", *STRIDE_NAMES[:3])
+"""Of those and the strides: divisible by 16, as a head size is, and strides that are multiples of it.
+
+Tables of sequences may begin at any of them.
+"""
