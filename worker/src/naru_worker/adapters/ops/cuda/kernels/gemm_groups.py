@@ -41,7 +41,7 @@ _GENERATED: dict[int, dict[int, Tile]] = {
 """By architecture and the most tokens. All of them add in the same order with the same instructions."""
 _PROMPT: dict[int, dict[int, Tile]] = {
     80: {64: Tile(64, 64, 4, 3), 128: Tile(128, 128, 8, 3)},
-    89: {64: Tile(64, 64, 4, 3), 128: Tile(128, 128, 8, 2)},
+    89: {64: Tile(64, 64, 4, 2), 128: Tile(128, 128, 8, 2)},
     90: {64: Tile(64, 64, 4, 4), 128: Tile(128, 128, 8, 3)},
 }
 _PROGRAMS = {80: 324, 89: 426, 90: 396}
