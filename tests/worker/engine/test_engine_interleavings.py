@@ -9,6 +9,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launching_toy import LaunchingToy
 from toy_model import ToyRunner, toy_engine
 
 from naru_worker.adapters.engine.deltas import SequenceDelta
@@ -93,6 +94,18 @@ def be_late(runner: ToyRunner, num_times: int) -> None:
 def test_every_request_ends_once_and_nothing_is_lost(
     script: list[tuple[object, ...]], grows: bool, max_draft_tokens: int
 ) -> None:
+    play(script, grows, max_draft_tokens, ToyRunner)
+
+
+@settings(max_examples=100, deadline=None)
+@given(acts, st.booleans())
+def test_steps_ahead_change_no_token_and_give_no_block_away_that_is_written_to(
+    script: list[tuple[object, ...]], grows: bool
+) -> None:
+    play(script, grows, 0, LaunchingToy)
+
+
+def play(script: list[tuple[object, ...]], grows: bool, max_draft_tokens: int, make_runner: type[ToyRunner]) -> None:
     # Chunks of 3 blocks, a byte each; the budget has room for all of them while nobody else takes any.
     ledger = MemoryLedger(39, soft_ratio=0.8)
     layout = KVLayout(3, 3, 12, 2, 3)
@@ -106,10 +119,12 @@ def test_every_request_ends_once_and_nothing_is_lost(
         make_space=(lambda runner: KVSpace("toy", ledger, runner, layout)) if grows else None,
         memory_wait_s=1e9,
         max_draft_tokens=max_draft_tokens,
+        make_runner=make_runner,
     )
     outbox: list[SequenceDelta] = []
     submitted: list[tuple[str, dict[str, object]]] = []
     cancelled: set[str] = set()
+    num_faults = 0
     for act in script:
         if act[0] == "submit":
             _, prompt, params = act
@@ -130,15 +145,22 @@ def test_every_request_ends_once_and_nothing_is_lost(
         elif act[0] == "trim":
             engine.trim_kv(3 * int(str(act[1])))
         else:
+            num_faults += 1
             fail_once(runner)
         if engine._held is None:  # the invariants of blocks are those between two steps
             scheduler.check()
+        for flight in runner.flights if isinstance(runner, LaunchingToy) else ():
+            blocks = [scheduler.kv._pool.blocks[block] for block in flight.writers(4)]
+            assert all(block.ref_count for block in blocks), "a block that is written to is free"
         if grows:
             assert ledger.kv_bytes("toy") == engine.kv_committed_bytes == engine.stats.kv_committed_bytes
     ledger.unbook("others")
     while engine.has_work or engine.wake_s is not None:
         engine.step(outbox)
+    assert engine.stats.num_failed_steps <= num_faults
     assert engine.kv_stats().num_used_blocks == 0
+    assert not isinstance(runner, LaunchingToy) or not runner.flights
+    assert not scheduler.kv.is_in_flight
     assert scheduler.num_requests == 0
     assert not engine._outputs
     assert not engine._sampling

@@ -202,10 +202,11 @@ def toy_engine(
     make_space: Callable[[ToyRunner], KVSpace] | None = None,
     memory_wait_s: float = 10.0,
     max_draft_tokens: int = 0,
+    make_runner: Callable[[RunnerOptions, str], ToyRunner] | None = None,
 ) -> tuple[ModelEngine, ToyRunner, Scheduler]:
     """An engine over a toy model, and its parts. `make_space`: its KV cache grows there; else it is all there."""
     options = RunnerOptions(block_size, num_blocks, max_num_batched_tokens, max_num_seqs, max_model_len)
-    runner = ToyRunner(options, revision)
+    runner = (make_runner or ToyRunner)(options, revision)
     space = None if make_space is None else make_space(runner)
     kv = KVManager(
         num_blocks,

@@ -57,6 +57,9 @@ class KVManager:
         self.growth = growth
         self.epoch = 0
         """Grows with every `reset`: hashes reported under an older one are void."""
+        self.is_in_flight = False
+        """A step is launched that may still use blocks which are given up now: nobody gets them before the next
+        `forget_copies`."""
         self.cache = PrefixCache()
         self._pool = BlockPool(num_blocks, self.cache.remove, growth)
         self._hasher = BlockHasher(block_size)
@@ -130,7 +133,10 @@ class KVManager:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def forget_copies(self) -> None:
-        """The copies of the last plan are done, or never will be: their sources may be given out again."""
+        """The copies of the last plan are done, or never will be, and a step that was in flight has ended.
+
+        Blocks that were given up meanwhile may be given out again.
+        """
         self._copies.clear()
         self._copy_sources.clear()
         for block in self._set_aside:
@@ -227,9 +233,9 @@ class KVManager:
             sequence.block_table.extend([block.block_id for block in blocks])
         return num_more
 
-    def trim(self, sequence: Sequence) -> None:
-        """Takes back the blocks behind those of its computed tokens."""
-        num_kept = self.num_blocks_for(sequence.num_computed_tokens)
+    def trim(self, sequence: Sequence, num_more: int = 0) -> None:
+        """Takes back the blocks behind those of its computed tokens and so many more."""
+        num_kept = self.num_blocks_for(sequence.num_computed_tokens + num_more)
         table = sequence.block_table
         if len(table) == num_kept:
             return
@@ -373,8 +379,8 @@ class KVManager:
             del self._computing[block_hash]
 
     def _release(self, block: Block) -> None:
-        if block.ref_count == 1 and block.block_id in self._copy_sources:
-            # Its content is still to be copied in this step: it must not be given out as a destination before.
+        if block.ref_count == 1 and (self.is_in_flight or block.block_id in self._copy_sources):
+            # Its content is still to be copied in this step, or written: it must not be given out before.
             self._set_aside.append(block)
         else:
             self._pool.release(block)

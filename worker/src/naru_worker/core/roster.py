@@ -145,7 +145,8 @@ class Roster:
             assert sequence.state is SequenceState.RUNNING
             is_whole = sequence.candidates is not None
             assert sequence.num_computed_tokens < len(sequence.token_ids) + is_whole
-            assert len(sequence.block_table) == self._kv.num_blocks_for(sequence.num_computed_tokens)
+            num_spare = len(sequence.block_table) - self._kv.num_blocks_for(sequence.num_computed_tokens)
+            assert 0 <= num_spare <= self._kv.is_in_flight, "one more token may be computed already"
         for sequence in self.waiting:
             assert sequence.state is SequenceState.WAITING
             assert not sequence.block_table and not sequence.num_computed_tokens

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections.abc
 
 from naru_proto.errors import InternalError, InvalidRequest
+from naru_worker.core.ahead import Ahead, NotAhead, plan_ahead
 from naru_worker.core.beams import Beams, hypothesis_outputs
 from naru_worker.core.kv_manager import KVManager
 from naru_worker.core.kv_stats import KVStats
@@ -145,6 +146,19 @@ class Scheduler:
         Rows are empty only without work, when all of it ended, or when starved.
         """
         return self._planner.plan(pace)
+
+    def plan_ahead(self, plan: StepPlan) -> Ahead | NotAhead:
+        """The step behind `plan`, which is launched and not committed, as far as it is sure; or why none is.
+
+        Its rows get their blocks. Once it is launched set `kv.is_in_flight`, call no `plan`, and commit it next, after
+        `plan`: rows of what ended meanwhile are ignored. Else call `forgo`.
+        """
+        return plan_ahead(plan, self._roster, self.kv, self.config)
+
+    def forgo(self, ahead: Ahead) -> None:
+        """Takes a step back that could not be launched ahead."""
+        for row in ahead.plan.rows:
+            self.kv.trim(row.sequence, 1)
 
     def commit(self, plan: StepPlan, results: collections.abc.Sequence[RowResult]) -> list[SequenceOutput]:
         """Books a step that was run: `results` has one item per row of `plan`.

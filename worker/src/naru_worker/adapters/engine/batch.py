@@ -34,8 +34,9 @@ class BatchBuilder:
         self._kept: BatchInputs | None = None
         self._kept_key = (0, 0, 0)
 
-    def build(self, plan: StepPlan, logits_indices: list[int]) -> BatchInputs:
-        """Arrays for `plan`; `logits_indices` are the token indices whose logits are wanted, ascending.
+    def build(self, plan: StepPlan, logits_indices: list[int], drawn_by: tuple[int, ...] | None = None) -> BatchInputs:
+        """Arrays for `plan`; `logits_indices` are the token indices whose logits are wanted, ascending. `drawn_by`: its
+        tokens are not known yet, each is what this row of the step before draws.
 
         While sizes do not change, and every token's logits are wanted, it is the same object with new contents: a
         backend may keep what it derived from the addresses.
@@ -44,7 +45,7 @@ class BatchBuilder:
         if plan.copies:
             self.forget()  # copy-on-write changes entries in the middle of a table
         self._write_tables(rows)
-        num_decodes = self._write_decodes(rows)
+        num_decodes = self._write_decodes(rows) if drawn_by is None else self._write_ahead(rows, drawn_by)
         num_tokens = num_decodes if num_decodes == len(rows) else self._write_runs(rows, num_decodes)
         num_generated = num_tokens if plan.is_decode else sum(row.num_tokens for row in rows if not row.is_prompt)
         if plan.copies or len(logits_indices) != num_tokens:
@@ -90,6 +91,15 @@ class BatchBuilder:
             tokens.append(sequence.token_ids[start])
             positions.append(start)
             slots.append(sequence.block_table[start // size] * size + start % size)
+        return self._put_singles(tokens, positions, slots)
+
+    def _write_ahead(self, rows: tuple[Row, ...], drawn_by: tuple[int, ...]) -> int:
+        """Single tokens that are still to be drawn."""
+        size = self._block_size
+        slots = [row.sequence.block_table[row.start // size] * size + row.start % size for row in rows]
+        return self._put_singles([-1 - place for place in drawn_by], [row.start for row in rows], slots)
+
+    def _put_singles(self, tokens: list[int], positions: list[int], slots: list[int]) -> int:
         count = len(tokens)
         if count:
             self._token_ids[:count] = tokens

@@ -4,7 +4,8 @@ scheduler.plan ─► batch and sampling arrays ─► runner.run (no GIL) ─�
 
 A step may find that weights it needs are still being loaded: it is held, and the very same step is run again at the
 next turn. Requests that come or are cancelled meanwhile go straight to the scheduler, whose `commit` ignores rows of
-what was cancelled; a held step that nobody waits for any more is dropped.
+what was cancelled; a held step that nobody waits for any more is dropped. A runner that can launch a step before it has
+given the last one's tokens is run by `StepsAhead`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from naru_proto.errors import InternalError, InvalidRequest, LoadError, NaruError, Overloaded, Unavailable
 from naru_worker.adapters.engine.batch import BatchBuilder
 from naru_worker.adapters.engine.deltas import Outbox, SequenceDelta
-from naru_worker.adapters.engine.grammar_masks import MaskJob, MaskThread, begin_masks, end_masks
+from naru_worker.adapters.engine.grammar_masks import MaskThread, begin_masks, end_masks
 from naru_worker.adapters.engine.key_news import KeyNews
 from naru_worker.adapters.engine.request_output import RequestOutput, is_stopped_by_text
 from naru_worker.adapters.engine.sampling_rows import (
-    RowRequest,
     SamplingBuilder,
     SequenceSampling,
     matchers_of,
@@ -29,9 +28,10 @@ from naru_worker.adapters.engine.sampling_rows import (
     wanted_rows,
 )
 from naru_worker.adapters.engine.stats import EngineStats
+from naru_worker.adapters.engine.steps_ahead import BuiltStep, StepsAhead, can_launch
 from naru_worker.adapters.engine.token_table import TokenTable
 from naru_worker.adapters.memory.kv_space import KVSpace
-from naru_worker.adapters.ops.protocol import BatchInputs, Runner, RunnerOptions, SamplingBatch, WeightsPending
+from naru_worker.adapters.ops.protocol import Runner, RunnerOptions, WeightsPending
 from naru_worker.core.kv_stats import KVStats
 from naru_worker.core.memory_wait import MemoryWait
 from naru_worker.core.request import FinishReason, Request, RequestId, Sequence, SequenceState
@@ -48,18 +48,6 @@ WEIGHTS_WAIT_S = 0.03
 """A step waits this long for weights, at most: a request for another model may come meanwhile."""
 PENDING_RETRY_S = 0.002
 """A held step is begun at most once in this time; the runner itself waits for weights a little."""
-
-
-@dataclass(frozen=True, slots=True)
-class _BuiltStep:
-    """A step ready to run, once or again: its arrays stay as they are until the next one is built."""
-
-    plan: StepPlan
-    wanted: list[RowRequest]
-    batch: BatchInputs
-    sampling: SamplingBatch
-    masks: MaskJob | None
-    """Token masks of its rows, which are computed while it runs."""
 
 
 class ModelEngine:
@@ -96,7 +84,13 @@ class ModelEngine:
         self._masks = MaskThread() if masks is None else masks
         self._outputs: dict[RequestId, RequestOutput] = {}
         self._sampling: dict[Sequence, SequenceSampling] = {}
-        self._held: _BuiltStep | None = None
+        self.steps_ahead = (
+            StepsAhead(runner, scheduler, self._batches, self._samplings, self._sampling)
+            if can_launch(runner)
+            else None
+        )
+        """None: the runner computes while the engine waits."""
+        self._held: BuiltStep | None = None
         self._held_until_s = 0.0
         self._is_put_off = False
         """A step was not begun, as its weights are still on their way and others have work."""
@@ -110,6 +104,8 @@ class ModelEngine:
         """Whether a step would do anything now: not before its time while weights or memory are on their way."""
         if self._held is not None or (self._is_put_off and self._scheduler.has_work):
             return self._clock() >= self._held_until_s
+        if self.steps_ahead is not None and self.steps_ahead.is_busy:
+            return True
         if self._memory_wait.is_waiting:
             return self._memory_wait.is_due(self._clock(), self._memory_version)
         return self._scheduler.has_work
@@ -182,6 +178,8 @@ class ModelEngine:
         self._runner.max_wait_s = WEIGHTS_WAIT_S
         built, self._held = self._held, None
         is_whole = built is None  # one that was held has waited for weights, and runs in pieces
+        if built is None and self.steps_ahead is not None:
+            built = self.steps_ahead.take()
         plan = None if built is None else built.plan
         try:
             if plan is None:
@@ -191,7 +189,8 @@ class ModelEngine:
                 built = self._build(plan) if plan.rows else None
             if before_long is not None and not plan.is_decode:
                 before_long()
-            outputs = [] if plan.is_starved else self._scheduler.commit(plan, self._run(built) if built else ())
+            results = self._run(built, is_alone=is_alone) if built else ()
+            outputs = [] if plan.is_starved else self._scheduler.commit(plan, results)
         except WeightsPending:
             self._held, self._held_until_s = built, started_s + PENDING_RETRY_S
             self._refresh_stats()
@@ -225,16 +224,20 @@ class ModelEngine:
     def _memory_version(self) -> int:
         return 0 if self.kv_space is None else self.kv_space.memory_version
 
-    def _build(self, plan: StepPlan) -> _BuiltStep:
+    def _build(self, plan: StepPlan) -> BuiltStep:
         wanted, indices = wanted_rows(plan, self._sampling)
         sampling = self._samplings.build(wanted)
         masks = None
         if sampling.masks is not None:
             masks = begin_masks(self._masks, matchers_of(wanted), sampling.masks)
-        return _BuiltStep(plan, wanted, self._batches.build(plan, indices), sampling, masks)
+        return BuiltStep(plan, wanted, self._batches.build(plan, indices), sampling, masks)
 
-    def _run(self, built: _BuiltStep) -> list[RowResult]:
-        results = row_results(built.plan, built.wanted, self._runner.run(built.batch, built.sampling))
+    def _run(self, built: BuiltStep, *, is_alone: bool) -> list[RowResult]:
+        if self.steps_ahead is None:
+            output = self._runner.run(built.batch, built.sampling)
+        else:
+            output = self.steps_ahead.run(built, is_alone=is_alone)
+        results = row_results(built.plan, built.wanted, output)
         if built.masks is None:
             return results
         is_done = built.masks.is_done

@@ -80,7 +80,7 @@ class BatchInputs:
     so a token at position p of sequence s attends to [max(0, p - window + 1), p], read through block_table[s].
     """
 
-    token_ids: Int32Array  # (M,)
+    token_ids: Int32Array  # (M,) below 0, to a `LaunchingRunner` alone: what row -1 - id of the step before draws
     positions: Int32Array  # (M,)
     slots: Int32Array  # (M,)
     query_start: Int32Array  # (S + 1,) first token of each sequence; last is M
@@ -243,3 +243,16 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Gives back all memory. The runner is dead afterwards."""
+
+
+class LaunchingRunner(Runner, Protocol):
+    """A runner that can be given the next step before the results of this one are there."""
+
+    def launch(self, batch: BatchInputs, sampling: SamplingBatch) -> Any:
+        """Begins a step, which runs after all that were begun before, and gives a handle; raises as `run`.
+
+        The arrays may change after the call. At most two handles are not fetched.
+        """
+
+    def fetch(self, step: Any) -> SampleOutput:
+        """What a launched step drew, in the order of launches; waits for that step alone."""
