@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from batches import Lane, batch_of, lanes_for
+from real_engine import choices_of, engine_over, request_of, run_all
 from sampling_batches import sampling_batch
+from toy_model import ToyTokenizer
 
+from naru_proto.errors import Unavailable
 from naru_worker.adapters.ops.protocol import BatchInputs, RunnerOptions, SampleOutput, SamplingBatch
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ from memory_models import checkpoint_of, config_of  # noqa: E402
 from naru_worker.adapters.ops.cuda.backend import weight_bytes  # noqa: E402
 from naru_worker.adapters.ops.cuda.device import open_gpu  # noqa: E402
 from naru_worker.adapters.ops.cuda.graphs import NoGraph  # noqa: E402
-from naru_worker.adapters.ops.cuda.memory.errors import DeviceError, OutOfDeviceMemory  # noqa: E402
+from naru_worker.adapters.ops.cuda.memory.errors import DeviceError  # noqa: E402
 from naru_worker.adapters.ops.cuda.runner import CudaRunner  # noqa: E402
 from naru_worker.adapters.ops.cuda.staging import NUM_HOST_BUFFERS, Staging  # noqa: E402
 
@@ -126,6 +129,32 @@ def test_graphs_and_steps_ahead_draw_the_same_tokens(is_ahead: bool, seed: int, 
 
 
 @pytest.mark.gpu_offline
+def test_an_engine_one_step_ahead_says_what_the_plain_loop_says() -> None:
+    def answers(streams: FakeStreams | None, *, is_ahead: bool) -> list[list[tuple[int, ...]]]:
+        runner = runner_on(streams, num_blocks=7)
+        engine, scheduler = engine_over(
+            runner, ToyTokenizer(), VOCAB_SIZE, (7,), max_num_batched_tokens=24, max_num_seqs=4, max_model_len=64
+        )
+        if not is_ahead:
+            engine.steps_ahead = None
+        requests = [
+            request_of([1, 2, 3], "a", max_tokens=12, temperature=1.0, seed=3),
+            request_of([4] * 30, "b", max_tokens=5, temperature=1.0, seed=4),
+            request_of([5] * 14, "c", max_tokens=9, temperature=0.0, frequency_penalty=0.5, seed=5),
+            request_of([6] * 20, "d", max_tokens=7, temperature=1.0, n=2, seed=6),
+        ]
+        for number, each in enumerate(requests):
+            each.seed = number
+        deltas = run_all(engine, scheduler, requests)
+        assert engine.steps_ahead is None or engine.steps_ahead.num_ahead > 2
+        runner.close()
+        return [choices_of(deltas, name) for name in "abcd"]
+
+    plain = answers(None, is_ahead=False)
+    assert answers(FakeStreams(6), is_ahead=True) == plain
+
+
+@pytest.mark.gpu_offline
 def test_scores_of_a_step_come_with_its_own_tokens() -> None:
     found = []
     for streams in (None, FakeStreams(3)):
@@ -176,7 +205,7 @@ def test_a_step_that_finds_no_memory_ends_as_such_and_the_next_one_runs(monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(runner._ops, "begin", refuse)
-        with pytest.raises(OutOfDeviceMemory, match=r"3 tokens .* 20\.00 GiB"):
+        with pytest.raises(Unavailable, match=r"3 tokens .* 20\.00 GiB"):
             runner.run(batch, sampling([lane], 0))
     assert len(runner.run(batch, sampling([lane], 0)).token_ids) == 1
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from naru_proto.errors import InternalError, LoadError, NaruError
+from naru_proto.errors import InternalError, LoadError, NaruError, Unavailable
 from naru_worker.adapters.models.decoder import DecoderWeights, forward, load_weights
 from naru_worker.adapters.ops.cuda.checkpoint_weights import DeviceWeights
 from naru_worker.adapters.ops.cuda.device import GpuDevice, open_gpu_memory
@@ -25,7 +25,7 @@ from naru_worker.adapters.ops.cuda.graphs import NUM_ROWS, DecodeGraphs, GraphLi
 from naru_worker.adapters.ops.cuda.kernels.copy_blocks import copy_blocks
 from naru_worker.adapters.ops.cuda.kernels.drawn_tokens import fill_drawn_tokens
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type, layer_caches
-from naru_worker.adapters.ops.cuda.memory.errors import DeviceError, OutOfDeviceMemory
+from naru_worker.adapters.ops.cuda.memory.errors import DeviceError
 from naru_worker.adapters.ops.cuda.memory.kv_blocks import KVBlocks
 from naru_worker.adapters.ops.cuda.memory.pinned_pool import PinnedPool
 from naru_worker.adapters.ops.cuda.memory.weight_space import WeightSpace
@@ -111,7 +111,7 @@ class CudaRunner:
 
         Raises:
             InternalError: the runner is closed.
-            OutOfDeviceMemory: there is no room for what the step writes to or computes.
+            Unavailable: the GPU has no room for what the step writes to or computes; nothing was launched.
             DeviceError: the device failed.
         """
         return self.fetch(self.launch(batch, sampling))
@@ -129,7 +129,7 @@ class CudaRunner:
                 return self._sampler.launch(logits, sampling, hidden)
             except torch.OutOfMemoryError as exc:
                 reason = str(exc).splitlines()[0]
-                raise OutOfDeviceMemory(0, f"a step of {len(batch.token_ids)} tokens has no room: {reason}") from exc
+                raise Unavailable(f"a step of {len(batch.token_ids)} tokens has no room on the GPU: {reason}") from exc
 
     def fetch(self, step: Sampled) -> SampleOutput:
         """What a launched step drew; waits for that step only. In the order of launches.
