@@ -282,7 +282,7 @@ async def test_explain_says_what_a_model_waits_for() -> None:
 async def test_idle_models_leave_down_to_the_low_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
     # Else a load that this machine took long over would be worth keeping.
     make_config = app.hub_config
-    monkeypatch.setattr(app, "hub_config", lambda settings: replace(make_config(settings), reload_floor_s=60.0))
+    monkeypatch.setattr(app, "hub_config", lambda *args: replace(make_config(*args), reload_floor_s=60.0))
     settings = replace(
         room_for(10),
         memory=MemorySettings(

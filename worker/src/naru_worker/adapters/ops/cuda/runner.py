@@ -25,7 +25,7 @@ from naru_worker.adapters.ops.cuda.graphs import NUM_ROWS, DecodeGraphs, GraphLi
 from naru_worker.adapters.ops.cuda.kernels.copy_blocks import copy_blocks
 from naru_worker.adapters.ops.cuda.kernels.drawn_tokens import fill_drawn_tokens
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type, layer_caches
-from naru_worker.adapters.ops.cuda.memory.errors import DeviceError
+from naru_worker.adapters.ops.cuda.memory.errors import DeviceError, OutOfDeviceMemory
 from naru_worker.adapters.ops.cuda.memory.kv_blocks import KVBlocks
 from naru_worker.adapters.ops.cuda.memory.pinned_pool import PinnedPool
 from naru_worker.adapters.ops.cuda.memory.weight_space import WeightSpace
