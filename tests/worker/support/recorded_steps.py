@@ -24,6 +24,7 @@ from naru_worker.adapters.ops.cuda.device import GpuDevice
 from naru_worker.adapters.ops.cuda.figures import cases_of, compile_case, kernel_modules
 from naru_worker.adapters.ops.cuda.judging import own_faults
 from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
+from naru_worker.adapters.ops.cuda.kernels.drawn_tokens import fill_drawn_tokens
 from naru_worker.adapters.ops.cuda.kernels.sampler import SamplerSpace, sample
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type, layer_caches
 from naru_worker.adapters.ops.cuda.launches import recorded_launches
@@ -83,6 +84,7 @@ class RecordedModel:
         self._ops = CudaOps(gpu, kv, layer_caches(blocks, kv, dtype), 512)
         self._weights = load_weights(DeviceWeights(gpu), checkpoint)  # type: ignore[arg-type]
         self._staging = Staging(gpu.torch_device)
+        self._drawn = torch.zeros(512, dtype=torch.int32)
 
     def step(self, sizes: Sizes) -> None:
         """One step of such sequences."""
@@ -97,7 +99,10 @@ class RecordedModel:
                 (Lane([1] * length, own, computed, num_prompt_tokens=length if is_prompt else 1), length - computed)
             )
         arrays = step_arrays(batch_of(lanes, BLOCK_SIZE))
-        self._ops.begin(step_tensors(arrays, self._staging.put(arrays.arrays)))
+        step = step_tensors(arrays, self._staging.put(arrays.arrays))
+        if step.num_generated:
+            fill_drawn_tokens(step.token_ids[: step.num_generated], self._drawn)
+        self._ops.begin(step)
         with torch.inference_mode():
             logits = forward(self._ops, self._config, self._weights)  # type: ignore[arg-type]
         self._sample(logits)
