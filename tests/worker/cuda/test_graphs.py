@@ -24,6 +24,8 @@ from fake_cuda_streams import FakeStreams  # noqa: E402
 
 from naru_worker.adapters.ops.cuda.graphs import (  # noqa: E402
     FIRST_REACH,
+    MAX_CELLS,
+    NOTHING,
     NUM_ROWS,
     DecodeGraphs,
     GraphKey,
@@ -69,6 +71,7 @@ def test_a_step_takes_a_graph_or_says_why_not() -> None:
     assert graph_key(decode_step(3, 600), LIMITS) == GraphKey(4, 1024)
     assert graph_key(decode_step(17), LIMITS) is NoGraph.TOO_MANY
     assert graph_key(decode_step(1, 2049), LIMITS) is NoGraph.TOO_LONG
+    assert graph_key(decode_step(9, 70_000), replace(LIMITS, max_reach=1 << 17)) is NoGraph.TOO_WIDE
     assert graph_key(step, LIMITS, wants_hidden=True) is NoGraph.HIDDEN
     assert graph_key(replace(step, copies=np.array([[1, 2]], np.int32)), LIMITS) is NoGraph.COPIES
     assert graph_key(replace(step, logits_rows=step.logits_rows[1:]), LIMITS) is NoGraph.ROWS
@@ -106,6 +109,19 @@ def sums(step: StepTensors) -> Tensor:
     """Stands for a forward pass: numbers that depend on a row and its table alone."""
     seen = step.generated_table.sum(1) + step.generated_lens
     return (1000 * step.token_ids + 10 * step.positions + seen)[:, None].clone()
+
+
+@pytest.mark.parametrize("limits", [LIMITS, GraphLimits(256, 1 << 17), GraphLimits(7, 1 << 20), GraphLimits(256, 300)])
+def test_inputs_of_any_graph_stay_where_they_are(limits: GraphLimits) -> None:
+    graphs = graphs_on(InlineStreams(), limits)
+    place = graphs._place()
+    size = len(place._twin)
+    for num_rows in range(1, limits.max_rows + 1, 5):
+        for longest in (1, 257, 3000, 5000, 100_000, limits.max_reach):
+            key = GraphKey(rounded_rows(num_rows, limits.max_rows), rounded_reach(longest, limits.max_reach))
+            if longest <= limits.max_reach and key.num_rows * key.reach <= MAX_CELLS:
+                place.put(padded(NOTHING, key, BLOCK).arrays)
+    assert len(place._twin) == size
 
 
 def graphs_on(streams: FakeStreams | InlineStreams, limits: GraphLimits = LIMITS) -> DecodeGraphs:

@@ -32,7 +32,7 @@ from naru_worker.adapters.ops.cuda.memory.errors import DeviceError  # noqa: E40
 from naru_worker.adapters.ops.cuda.runner import CudaRunner  # noqa: E402
 from naru_worker.adapters.ops.cuda.staging import NUM_HOST_BUFFERS, Staging  # noqa: E402
 
-MODEL = checkpoint_of(config_of(num_layers=1, num_heads=2, num_kv_heads=1, vocab_size=61))
+MODEL = checkpoint_of(config_of(num_layers=1, num_heads=2, num_kv_heads=1, head_dim=32, vocab_size=61))
 VOCAB_SIZE = MODEL.config.vocab_size
 BLOCK = 16
 
@@ -200,7 +200,7 @@ def test_a_step_that_finds_no_memory_ends_as_such_and_the_next_one_runs(monkeypa
     [lane] = lanes_for([[1, 2, 3]], BLOCK, 2)
     batch = batch_of([(lane, 3)], BLOCK)
 
-    def refuse(step: object) -> None:
+    def refuse(step: object, logits_out: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     with monkeypatch.context() as patch:

@@ -27,6 +27,9 @@ NUM_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Of the graphs there may be; a step computes at most a third of its rows in vain beyond eight."""
 FIRST_REACH = 256
 """Tokens of context of the smallest graphs; the others reach twice as far as the one before."""
+MAX_CELLS = 1 << 20
+"""Rows times reach: attention keeps partial sums for each 256 of them; where there are more, kernels take longer than
+their launches."""
 MAX_GRAPHS = 48
 MAX_GRAPH_BYTES = 1 << 30
 
@@ -40,6 +43,7 @@ class NoGraph(enum.Enum):
     HIDDEN = "its hidden states are wanted"
     TOO_MANY = "more rows than any graph has"
     TOO_LONG = "more context than any graph reaches"
+    TOO_WIDE = "so many rows with so much context need too much memory"
     OFF = "there are no graphs here"
 
 
@@ -78,7 +82,8 @@ def graph_key(batch: BatchInputs, limits: GraphLimits, *, wants_hidden: bool = F
     for is_there, reason in obstacles:
         if is_there:
             return reason
-    return GraphKey(rounded_rows(num_rows, limits.max_rows), rounded_reach(longest, limits.max_reach))
+    key = GraphKey(rounded_rows(num_rows, limits.max_rows), rounded_reach(longest, limits.max_reach))
+    return NoGraph.TOO_WIDE if key.num_rows * key.reach > MAX_CELLS else key
 
 
 def rounded_rows(num_rows: int, max_rows: int) -> int:
@@ -121,6 +126,16 @@ def _filled(values: Int32Array, count: int, rest: int) -> Int32Array:
     result = np.full(count, rest, np.int32)
     result[: len(values)] = values
     return result
+
+
+NOTHING = StepArrays(
+    {name: np.zeros(0, np.int32) for name in ("token_ids", "positions", "slots", "generated_lens")}
+    | {"generated_table": np.zeros((0, 0), np.int32)},
+    num_generated=0,
+    longest_generated=0,
+    longest_prompt_chunk=0,
+)
+"""A step of no rows, to be padded."""
 
 
 class DecodeGraphs:
@@ -213,11 +228,8 @@ class DecodeGraphs:
         """Made with room for the largest step: should it grow, graphs would read memory that is gone."""
         if self._staging is None:
             limits = self.limits
-            nothing = StepArrays(
-                dict.fromkeys(("token_ids", "positions", "slots", "generated_lens"), np.zeros(0, np.int32))
-                | {"generated_table": np.zeros((0, 0), np.int32)},
-                0, 0, 0,
-            )  # fmt: skip
-            largest = padded(nothing, GraphKey(limits.max_rows, limits.max_reach), self._block_size)
-            self._staging = Staging(self._device, self._streams, staged_bytes(largest.arrays))
+            rows = [*(count for count in NUM_ROWS if count < limits.max_rows), limits.max_rows]
+            keys = [GraphKey(count, min(limits.max_reach, max(MAX_CELLS // count, FIRST_REACH))) for count in rows]
+            sizes = [staged_bytes(padded(NOTHING, key, self._block_size).arrays) for key in keys]
+            self._staging = Staging(self._device, self._streams, max(sizes))
         return self._staging

@@ -46,10 +46,12 @@ class CudaOps:
         self._max_positions = max_positions
         self._rotations: dict[RopeConfig, Tensor] = {}
         self._is_gathered = False
+        self._logits_out: Tensor | None = None
 
-    def begin(self, step: StepTensors) -> None:
-        """Makes `step` the one being computed."""
+    def begin(self, step: StepTensors, logits_out: Tensor | None = None) -> None:
+        """Makes `step` the one being computed. `logits_out`: (R, vocab), where its logits go; None: anywhere."""
         self.step = step
+        self._logits_out = logits_out
         self._is_gathered = False
 
     def embed(self, table: LinearWeight) -> Tensor:
@@ -127,7 +129,7 @@ class CudaOps:
     def logits(self, x: Tensor, weight: LinearWeight) -> Tensor:
         """(R, vocab) raw logits in the activations' type."""
         self.normed = x
-        return linear(x, weight, regime="generated", arch=self._gpu.arch)
+        return linear(x, weight, regime="generated", out=self._logits_out, arch=self._gpu.arch)
 
     def _attend_generated(self, q: Tensor, layer: int, scale: float, window: int | None, out: Tensor) -> None:
         step, cache, head_dim = self.step, self._caches[layer], self._kv.head_dim

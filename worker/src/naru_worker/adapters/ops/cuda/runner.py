@@ -97,7 +97,8 @@ class CudaRunner:
         self._staging = Staging(gpu.torch_device, self._streams)
         self._sampler = DeviceSampler(gpu.torch_device, self._streams, options.max_num_seqs)
         limits = GraphLimits(min(options.max_num_seqs, NUM_ROWS[-1]), options.max_model_len)
-        self.graphs = DecodeGraphs(gpu.torch_device, self._streams, options.block_size, limits, self._compute)
+        self.graphs = DecodeGraphs(gpu.torch_device, self._streams, options.block_size, limits, self._compute_rows)
+        self._logits: Tensor | None = None
         self.plain_steps: Counter[NoGraph] = Counter()
         """Steps that were launched kernel by kernel, by the reason."""
 
@@ -173,7 +174,7 @@ class CudaRunner:
         with contextlib.suppress(DeviceError):  # whoever fetched was told
             self._streams.synchronize()
         self.graphs.forget()
-        self._ops = self._weights = None
+        self._ops = self._weights = self._logits = None
         self._words = torch.empty(0, dtype=torch.int32)
         self._kv_blocks.arena.close()
         self._space.close()
@@ -226,14 +227,22 @@ class CudaRunner:
         self._streams.compute.submit(work)
         return lambda: results[0]
 
+    def _compute_rows(self, step: StepTensors) -> Tensor:
+        """Launches a step of a graph's shape: all graphs write their logits to the same place."""
+        assert self._weights is not None, "asked before"
+        if self._logits is None:
+            shape = (self.graphs.limits.max_rows, self._weights.lm_head.num_rows)
+            self._logits = torch.empty(shape, dtype=self._gpu.activation_dtype, device=self._gpu.torch_device)
+        return self._compute(step, self._logits[: step.num_generated])
+
     @torch.inference_mode()
-    def _compute(self, step: StepTensors) -> Tensor:
+    def _compute(self, step: StepTensors, logits_out: Tensor | None = None) -> Tensor:
         """Launches the forward pass, or has it recorded."""
         assert self._ops is not None, "asked before"
         assert self._weights is not None, "they go together"
         if step.num_generated:
             fill_drawn_tokens(step.token_ids[: step.num_generated], self._sampler.drawn)
-        self._ops.begin(step)
+        self._ops.begin(step, logits_out)
         logits: Tensor = forward(self._ops, self.config, self._weights)  # type: ignore[arg-type]
         return logits
 

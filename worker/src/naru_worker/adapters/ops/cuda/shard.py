@@ -65,9 +65,9 @@ class _WrappedOps:
         """What the head got."""
         return self._own.normed
 
-    def begin(self, step: StepTensors) -> None:
+    def begin(self, step: StepTensors, logits_out: Tensor | None = None) -> None:
         """Makes `step` the one being computed."""
-        self._own.begin(step)
+        self._own.begin(step, logits_out)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._wrapped, name)
