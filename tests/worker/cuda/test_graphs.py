@@ -134,7 +134,7 @@ def results(graphs: DecodeGraphs, streams: FakeStreams | InlineStreams, batches:
     for batch in batches:
         key = graph_key(batch, graphs.limits)
         assert isinstance(key, GraphKey)
-        logits = graphs.launch(step_arrays(batch), key)
+        logits, _ = graphs.launch(step_arrays(batch), key)
         num_rows = len(batch.token_ids)
 
         def read(logits: object = logits, num_rows: int = num_rows) -> None:

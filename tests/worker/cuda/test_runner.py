@@ -140,7 +140,7 @@ def test_an_engine_one_step_ahead_says_what_the_plain_loop_says() -> None:
         requests = [
             request_of([1, 2, 3], "a", max_tokens=12, temperature=1.0, seed=3),
             request_of([4] * 30, "b", max_tokens=5, temperature=1.0, seed=4),
-            request_of([5] * 14, "c", max_tokens=9, temperature=0.0, frequency_penalty=0.5, seed=5),
+            request_of([5] * 14, "c", max_tokens=9, temperature=0.0, frequency_penalty=1.9, seed=5),
             request_of([6] * 20, "d", max_tokens=7, temperature=1.0, n=2, seed=6),
         ]
         for number, each in enumerate(requests):

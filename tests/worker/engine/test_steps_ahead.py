@@ -65,6 +65,7 @@ asks = st.fixed_dictionaries(
         "logprobs": st.just(2),
         "prompt_logprobs": st.just(1),
         "repetition_penalty": st.just(1.3),
+        "frequency_penalty": st.just(1.5),
         "logit_bias": st.just(LETTERS),
     },
 )
@@ -153,22 +154,24 @@ def test_blocks_of_what_ended_come_back_only_when_the_extra_step_is_over() -> No
 ONE: dict[str, Any] = {"max_tokens": 12}
 
 
-@pytest.mark.parametrize(
-    ("reason", "params"),
-    [
-        (NotAhead.PENALTIES, {"frequency_penalty": 0.5}),
-        (NotAhead.PENALTIES, {"repetition_penalty": 1.2}),
-        (NotAhead.BEAMS, {"beam_width": 2, "n": 2}),
-    ],
-    ids=str,
-)
-def test_what_a_token_decides_waits_for_the_token(reason: NotAhead, params: dict[str, Any]) -> None:
+def test_beams_wait_for_all_candidates() -> None:
     engine, runner, scheduler, ahead = ahead_engine()
-    found = run(engine, [request("a", **ONE, **params)])
+    found = run(engine, [request("a", **ONE, beam_width=2, n=2)])
     plain, _, _ = toy_engine()
-    assert told(found["a"]) == told(run(plain, [request("a", **ONE, **params)])["a"])
+    assert told(found["a"]) == told(run(plain, [request("a", **ONE, beam_width=2, n=2)])["a"])
     assert ahead.num_ahead == 0
-    assert ahead.not_ahead[reason] > 5
+    assert ahead.not_ahead[NotAhead.BEAMS] > 5
+    assert_whole(engine, runner, scheduler)
+
+
+@pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty", "repetition_penalty"])
+def test_the_token_that_is_being_drawn_is_penalised_like_all_before_it(penalty: str) -> None:
+    params: dict[str, Any] = {"max_tokens": 20, "logit_bias": LETTERS, "seed": 3, penalty: 1.9}
+    engine, runner, scheduler, ahead = ahead_engine()
+    found = run(engine, [request("a", **params)])
+    plain, _, _ = toy_engine()
+    assert told(found["a"]) == told(run(plain, [request("a", **params)])["a"])
+    assert ahead.num_ahead == 18
     assert_whole(engine, runner, scheduler)
 
 

@@ -87,9 +87,33 @@ class LaunchingToy(ToyRunner):
         ids = flight.batch.token_ids
         is_open = ids < 0
         ids[is_open] = self._drawn[-1 - ids[is_open]]
+        sampling = _counted(flight.sampling, ids.tolist()) if is_open.any() else flight.sampling
         hook, self.before_step = self.before_step, lambda batch: None
         try:
-            flight.output = super().run(flight.batch, flight.sampling)
+            flight.output = super().run(flight.batch, sampling)
         finally:
             self.before_step = hook
         self._drawn = flight.output.token_ids
+
+
+def _counted(sampling: SamplingBatch, pending: list[int]) -> SamplingBatch:
+    """Each row's newest token counts for its penalties, if it has any."""
+    ids, counts, starts = list[int](), list[int](), [0]
+    neutral = (sampling.presence_penalty == 0.0) & (sampling.frequency_penalty == 0.0)
+    neutral &= sampling.repetition_penalty == 1.0
+    for i, token in enumerate(pending):
+        place = slice(sampling.penalty_start[i], sampling.penalty_start[i + 1])
+        seen = dict(
+            zip(sampling.penalty_ids[place].tolist(), sampling.penalty_output_counts[place].tolist(), strict=True)
+        )
+        if not neutral[i]:
+            seen[token] = seen.get(token, 0) + 1
+        ids += seen.keys()
+        counts += seen.values()
+        starts.append(len(ids))
+    return replace(
+        sampling,
+        penalty_start=np.array(starts, np.int32),
+        penalty_ids=np.array(ids, np.int32),
+        penalty_output_counts=np.array(counts, np.int32),
+    )

@@ -25,7 +25,6 @@ class NotAhead(enum.Enum):
     ARRIVALS = "requests wait that may be let in"
     DRAFTS = "guesses depend on the tokens before them"
     GRAMMAR = "a mask depends on the token before it"
-    PENALTIES = "penalties depend on the token before them"
     BEAMS = "beams depend on all candidates"
     LEFT_OUT = "a running sequence has no row"
     ALL_END = "all sequences end with this step"
@@ -90,9 +89,7 @@ def _obstacle_of_step(plan: StepPlan, roster: Roster, config: SchedulerConfig) -
 def _obstacle_of_sequence(sequence: Sequence) -> NotAhead | None:
     if sequence.request.beams:
         return NotAhead.BEAMS
-    if sequence.matcher is not None:
-        return NotAhead.GRAMMAR
-    return NotAhead.PENALTIES if sequence.request.params.is_penalised else None
+    return None if sequence.matcher is None else NotAhead.GRAMMAR
 
 
 def _ends_with_next(sequence: Sequence, max_model_len: int) -> bool:

@@ -192,11 +192,6 @@ class SamplingParams:
         """True when no draw is needed."""
         return self.temperature < 1e-5 or self.top_k == 1 or self.top_p == 0.0 or self.min_p == 1.0
 
-    @property
-    def is_penalised(self) -> bool:
-        """True when a token's odds depend on how often it came before."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:
     if not (math.isfinite(value) and low <= value <= high):

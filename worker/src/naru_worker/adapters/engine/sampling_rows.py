@@ -57,13 +57,14 @@ class SequenceSampling:
         self.counter_base = sequence.index << 32
         self.bias = params.logit_bias
         repeats = params.repetition_penalty != 1.0
-        self.counts = TokenCounts(sequence, with_prompt=repeats) if params.is_penalised else None
+        penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        self.counts = TokenCounts(sequence, with_prompt=repeats) if penalised else None
         ends = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
         self.ban_ids = tuple(sorted(set(ends))) if params.min_tokens > 0 and not self.is_beam else ()
         self.matcher = sequence.matcher if isinstance(sequence.matcher, GrammarMatcher) else None
         # A grammar's end is final: who ignores ends gets the longest text that it allows.
         self.always_banned = eos_token_ids if self.matcher is not None and params.ignore_eos else ()
-        self.needs_refresh = params.is_penalised or bool(self.ban_ids)
+        self.needs_refresh = penalised or bool(self.ban_ids)
         """True when more than the counter may change from step to step."""
         num_logprobs = num_candidates(params, eos_token_ids) if self.is_beam else _or_none(params.logprobs)
         self.draws = [RowRequest(self, -1, num_logprobs)]

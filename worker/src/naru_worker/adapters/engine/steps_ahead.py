@@ -119,7 +119,7 @@ class StepsAhead:
 
     def _launched(self, ahead: Ahead) -> BuiltStep:
         states = [self._states[row.sequence] for row in ahead.plan.rows]
-        # The token that is being drawn counts as drawn, like a draft.
+        # The token that is being drawn counts as drawn, like a draft; for penalties the runner counts it.
         sampling = self._samplings.build([state.draw(1) for state in states])
         batch = self._batches.build(ahead.plan, list(range(len(states))), ahead.sources)
         handle = self._runner.launch(batch, sampling)

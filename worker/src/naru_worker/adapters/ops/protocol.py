@@ -251,7 +251,8 @@ class LaunchingRunner(Runner, Protocol):
     def launch(self, batch: BatchInputs, sampling: SamplingBatch) -> Any:
         """Begins a step, which runs after all that were begun before, and gives a handle; raises as `run`.
 
-        The arrays may change after the call. At most two handles are not fetched.
+        The arrays may change after the call. At most two handles are not fetched. Where tokens are below 0, each row
+        draws behind one token that `sampling` does not count for penalties yet: it counts.
         """
 
     def fetch(self, step: Any) -> SampleOutput:

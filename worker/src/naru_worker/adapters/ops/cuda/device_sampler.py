@@ -55,7 +55,11 @@ class DeviceSampler:
         self._next = 0
 
     def launch(
-        self, logits: Callable[[], Tensor], batch: SamplingBatch, hidden: tuple[int, Callable[[], Tensor]] | None
+        self,
+        logits: Callable[[], Tensor],
+        batch: SamplingBatch,
+        hidden: tuple[int, Callable[[], Tensor]] | None,
+        pending: Tensor | None = None,
     ) -> Sampled:
         """Samples once the logits are there. Waits on the host for the masks alone.
 
@@ -63,20 +67,24 @@ class DeviceSampler:
             logits: Gives (≥ R, vocab) to work on the stream of computation.
             batch: May change after the call.
             hidden: Width of the hidden states that are wanted, and what gives them: (R, width).
+            pending: (≥ R,) int32 on the device, of a step ahead: each row's newest token, which the batch does not
+                count for penalties yet.
         """
         if batch.masks is not None:
             await_masks(batch.masks)
-        num_rows, kinds = len(batch.target), SamplingKinds.of(batch)
+        num_rows, has_pending = len(batch.target), pending is not None
+        kinds = SamplingKinds.of(batch, has_pending=has_pending)
         if not num_rows:
             return Sampled(0, kinds.max_logprobs, {}, self._streams.copies.record(), ())
         layout = SamplingLayout.of(batch)
-        pack(batch, layout, self._staging.begin(layout.num_bytes))
+        pack(batch, layout, self._staging.begin(layout.num_bytes), has_pending=has_pending)
         tensors = SamplingTensors.views(layout, self._staging.finish(layout.num_bytes))
         space = self._room(num_rows, kinds)
         compute, copies = self._streams.compute, self._streams.copies
         if self._left is not None:
             compute.wait(self._left)  # long since done: a forward pass lies between
-        compute.submit(lambda: sample(logits()[:num_rows], tensors, kinds, space))
+        newest = None if pending is None else pending[:num_rows]
+        compute.submit(lambda: sample(logits()[:num_rows], tensors, kinds, space, pending=newest))
         sources = _results(space, num_rows, kinds)
         if hidden is not None:
             width, states = hidden

@@ -173,18 +173,21 @@ class DecodeGraphs:
         """Graphs there are now."""
         return len(self._graphs)
 
-    def launch(self, step: StepArrays, key: GraphKey) -> Callable[[], Tensor]:
-        """Launches a step; the result gives its logits, (key.num_rows, vocab), to work behind it on the same stream."""
+    def launch(self, step: StepArrays, key: GraphKey) -> tuple[Callable[[], Tensor], Tensor]:
+        """Launches a step; gives, to work behind it on the same stream, its logits and its tokens.
+
+        These are (key.num_rows, vocab) and (key.num_rows,).
+        """
         wide = padded(step, key, self._block_size)
         tensors = step_tensors(wide, self._place().put(wide.arrays))
         graph = self._graph(key, tensors)
         if graph is None:
             results: list[Tensor] = []
             self._streams.compute.submit(lambda: results.append(self._compute(tensors)))
-            return lambda: results[0]
+            return (lambda: results[0]), tensors.token_ids
         graph.replay()
         self.num_replays += 1
-        return graph.output
+        return graph.output, tensors.token_ids
 
     def forget(self) -> None:
         """Gives up all graphs; they are made anew where steps still need them."""

@@ -124,10 +124,11 @@ class CudaRunner:
         """
         with torch.inference_mode():
             try:
-                logits = self._forward(batch, wants_hidden=sampling.wants_hidden)
+                logits, token_ids = self._forward(batch, wants_hidden=sampling.wants_hidden)
                 hidden = (self.config.hidden_size, self._normed) if sampling.wants_hidden else None
                 # The masks are waited for while the forward pass runs.
-                return self._sampler.launch(logits, sampling, hidden)
+                is_ahead = batch.token_ids.min(initial=0) < 0
+                return self._sampler.launch(logits, sampling, hidden, token_ids if is_ahead else None)
             except torch.OutOfMemoryError as exc:
                 reason = str(exc).splitlines()[0]
                 raise Unavailable(f"a step of {len(batch.token_ids)} tokens has no room on the GPU: {reason}") from exc
@@ -148,7 +149,7 @@ class CudaRunner:
             DeviceError: the device failed.
         """
         with torch.inference_mode():
-            logits = self._forward(batch)
+            logits, _ = self._forward(batch)
             kept: list[Tensor] = []
             self._streams.compute.submit(lambda: kept.append(logits()[: len(batch.logits_rows)].float()))
             self._streams.synchronize()
@@ -206,8 +207,8 @@ class CudaRunner:
             self._kv_blocks.arena.sleep()
             raise
 
-    def _forward(self, batch: BatchInputs, *, wants_hidden: bool = False) -> Callable[[], Tensor]:
-        """Launches it; the result gives the logits, at least (R, vocab), to work on the stream of computation."""
+    def _forward(self, batch: BatchInputs, *, wants_hidden: bool = False) -> tuple[Callable[[], Tensor], Tensor]:
+        """Launches it; gives logits, at least (R, vocab), and tokens to work behind it on the stream of computation."""
         if self._ops is None or self._space.arena.is_asleep:
             raise InternalError(f"the runner is {'closed' if self._ops is None else 'asleep'}")
         self._kv_blocks.ensure_for(batch, self.kv.block_size)
@@ -225,7 +226,7 @@ class CudaRunner:
             results.append(self._compute(inputs))
 
         self._streams.compute.submit(work)
-        return lambda: results[0]
+        return (lambda: results[0]), inputs.token_ids
 
     def _compute_rows(self, step: StepTensors) -> Tensor:
         """Launches a step of a graph's shape: all graphs write their logits to the same place."""
