@@ -182,7 +182,7 @@ def cache_strides(
 
 def padded(head_dim: int) -> int:
     """Width of a tile that holds a head."""
-    width: int = triton.next_power_of_2(head_dim)
+    width: int = max(32, triton.next_power_of_2(head_dim))
     return width
 
 
