@@ -51,6 +51,30 @@ def sampling(lanes: list[Lane], num_drawn: int, num_logprobs: int = -1) -> Sampl
     return sampling_batch(rows, VOCAB_SIZE, max(0, num_logprobs))
 
 
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with"), DeviceError),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), Unavailable),
+        (RuntimeError("shapes do not fit"), RuntimeError),
+    ],
+)
+def test_only_a_failed_device_is_the_end_of_it(
+    raised: RuntimeError, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_on()
+
+    def fail(*args: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(runner, "_compute", fail)
+    [lane] = lanes_for([[5, 6]], BLOCK, 1)
+    with pytest.raises(expected) as caught:
+        runner.launch(batch_of([(lane, 2)], BLOCK), sampling([lane], 0))
+    assert type(caught.value) is expected
+    assert "\n" not in str(caught.value)
+
+
 def prefill(runner: CudaRunner, lanes: list[Lane]) -> None:
     for lane in lanes:
         drawn = runner.run(batch_of([(lane, len(lane.token_ids))], BLOCK), sampling([lane], 0)).token_ids

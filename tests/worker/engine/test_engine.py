@@ -12,7 +12,7 @@ from toy_runs import assert_all_blocks_free, finish, request, run, solo
 
 from naru_proto.errors import ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
 from naru_worker.adapters.engine.deltas import SequenceDelta
-from naru_worker.adapters.ops.protocol import BatchInputs
+from naru_worker.adapters.ops.protocol import BatchInputs, DeviceFault
 from naru_worker.core.request import FinishReason, Request, RequestId
 
 
@@ -105,6 +105,20 @@ def test_a_step_that_fails_ends_only_its_own_requests() -> None:
     assert outcomes["waits"].ids == solo(request("waits")).ids
     assert engine.stats.num_failed_steps == 1
     assert_all_blocks_free(engine)
+
+
+def test_a_failed_device_ends_the_engine_and_no_request() -> None:
+    engine, runner, _ = toy_engine(max_num_seqs=2)
+    outbox: list[SequenceDelta] = []
+    engine.submit(request("a"), 0.0, outbox)
+
+    def fail(batch: BatchInputs) -> None:
+        raise DeviceFault("ECC error")
+
+    runner.before_step = fail
+    with pytest.raises(DeviceFault, match="ECC error"):
+        engine.step(outbox)
+    assert not any(delta.is_last for delta in outbox)
 
 
 def test_a_result_of_the_wrong_shape_is_a_failed_step() -> None:

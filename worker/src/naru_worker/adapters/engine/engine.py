@@ -31,7 +31,7 @@ from naru_worker.adapters.engine.stats import EngineStats
 from naru_worker.adapters.engine.steps_ahead import BuiltStep, StepsAhead, can_launch
 from naru_worker.adapters.engine.token_table import TokenTable
 from naru_worker.adapters.memory.kv_space import KVSpace
-from naru_worker.adapters.ops.protocol import Runner, RunnerOptions, WeightsPending
+from naru_worker.adapters.ops.protocol import DeviceFault, Runner, RunnerOptions, WeightsPending
 from naru_worker.core.kv_stats import KVStats
 from naru_worker.core.memory_wait import MemoryWait
 from naru_worker.core.request import FinishReason, Request, RequestId, Sequence, SequenceState
@@ -168,6 +168,9 @@ class ModelEngine:
         """One step, which may wait for weights where it is alone. A fault ends its requests, and is not raised.
 
         `before_long` is called before one that does more than decode.
+
+        Raises:
+            DeviceFault: nothing more can be computed by this process.
         """
         started_s = self._clock()
         self._is_put_off = not is_alone and not self._runner.is_ready
@@ -195,6 +198,8 @@ class ModelEngine:
             self._held, self._held_until_s = built, started_s + PENDING_RETRY_S
             self._refresh_stats()
             return
+        except DeviceFault:
+            raise  # nothing more can be computed here: the loop ends, and the process with it
         except Exception as exc:
             # The top of a step: a fault must cost the requests of this step, not all of them. Should ending them fail
             # as well, that error goes up and ends the loop.

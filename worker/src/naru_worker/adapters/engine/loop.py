@@ -63,7 +63,8 @@ class SteppedEngine(Protocol):
     def step(self, outbox: Outbox, *, is_alone: bool = True, before_long: Callable[[], object] | None = None) -> None:
         """One step, which may wait for weights where it is alone. A fault ends its requests, and is not raised.
 
-        `before_long` is called before a step that may take longer than the last one.
+        `before_long` is called before a step that may take longer than the last one. Raises `DeviceFault` when nothing
+        more can be computed by this process.
         """
 
     def rest(self) -> None:

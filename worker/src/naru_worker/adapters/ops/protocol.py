@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from naru_proto.errors import InternalError
 from naru_worker.core.model_config import Activation, NormKind, RopeConfig
 
 TensorFormat = Literal["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k"]
@@ -207,6 +208,13 @@ class Ops(Protocol):
 
     def logits(self, x: Any, weight: Any) -> Any:
         """(R, vocab) raw logits; marks the output of the graph."""
+
+
+class DeviceFault(InternalError):
+    """The device has failed, and with it whatever this process computes: the process must end, for others to take over.
+
+    No request's fault, so none is ended with it: routers go on with them elsewhere.
+    """
 
 
 class WeightsPending(Exception):

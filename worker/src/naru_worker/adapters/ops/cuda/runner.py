@@ -32,7 +32,7 @@ from naru_worker.adapters.ops.cuda.memory.weight_space import WeightSpace
 from naru_worker.adapters.ops.cuda.ops import CudaOps
 from naru_worker.adapters.ops.cuda.staging import Staging
 from naru_worker.adapters.ops.cuda.step_tensors import StepTensors, step_arrays, step_tensors
-from naru_worker.adapters.ops.cuda.streams import Streams, open_streams
+from naru_worker.adapters.ops.cuda.streams import Streams, is_device_fault, open_streams
 from naru_worker.adapters.ops.protocol import (
     BatchInputs,
     FloatArray,
@@ -129,7 +129,11 @@ class CudaRunner:
                 # The masks are waited for while the forward pass runs.
                 is_ahead = batch.token_ids.min(initial=0) < 0
                 return self._sampler.launch(logits, sampling, hidden, token_ids if is_ahead else None)
-            except torch.OutOfMemoryError as exc:
+            except RuntimeError as exc:
+                if is_device_fault(exc):
+                    raise DeviceError("a launch", "CUDA_ERROR", str(exc).strip().splitlines()[0]) from exc
+                if not isinstance(exc, torch.OutOfMemoryError):
+                    raise
                 reason = str(exc).splitlines()[0]
                 raise Unavailable(f"a step of {len(batch.token_ids)} tokens has no room on the GPU: {reason}") from exc
 

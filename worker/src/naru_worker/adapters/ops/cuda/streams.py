@@ -239,6 +239,14 @@ class _Done:
         pass
 
 
+def is_device_fault(exc: RuntimeError) -> bool:
+    """Whether an error of torch says that the device has failed: launches and copies tell of what came before them."""
+    accelerator_error: type[RuntimeError] | None = getattr(torch, "AcceleratorError", None)  # of torch 2.8 and newer
+    if isinstance(exc, torch.OutOfMemoryError):
+        return False
+    return "CUDA error" in str(exc) or (accelerator_error is not None and isinstance(exc, accelerator_error))
+
+
 def _checked(call: str, wait: Callable[[], object]) -> None:
     """What a kernel did wrong shows where somebody waits for it, and in every later call."""
     try:

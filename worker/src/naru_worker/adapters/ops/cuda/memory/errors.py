@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from naru_proto.errors import InternalError, Unavailable
+from naru_proto.errors import Unavailable
+from naru_worker.adapters.ops.protocol import DeviceFault
 
 
-class DeviceError(InternalError):
+class DeviceError(DeviceFault):
     """A call to the device failed. `name` is CUDA's: ``CUDA_ERROR_ECC_UNCORRECTABLE``."""
 
     def __init__(self, call: str, name: str, detail: str = "") -> None:
