@@ -72,11 +72,12 @@ def test_every_kernel_compiles_and_costs_what_it_did() -> None:
                 assert [first.name, str(arch)] in compiled
 
 
-def test_the_snapshot_has_all_cases_of_all_kernels_and_no_others() -> None:
-    cases = [
+def test_the_snapshot_has_no_cases_that_are_gone() -> None:
+    """That none is missing is for the check of all of them to say, which compiles them."""
+    cases = {
         f"{case.name}@{arch}" for arch in ARCHITECTURES for name in kernel_modules() for case in cases_of(name, arch)
-    ]
-    assert sorted(cases) == sorted(judging.read_snapshot(SNAPSHOT).kernels)
+    }
+    assert not set(judging.read_snapshot(SNAPSHOT).kernels) - cases
 
 
 def test_nothing_is_compiled_under_the_interpreter(capsys: pytest.CaptureFixture[str]) -> None:
