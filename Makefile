@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test pytest test-cpu test-api test-asan test-tsan test-gpu-offline gpu-snapshot fuzz-api lint fmt gen verify bench bench-accuracy bench-page bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-gpu bench-peers clean
+.PHONY: help up test kernels pytest test-cpu test-api test-asan test-tsan test-gpu-offline gpu-snapshot fuzz-api lint fmt gen verify bench bench-accuracy bench-page bench-hub bench-sim bench-routing bench-router bench-api bench-operator bench-affinity bench-gpu bench-peers clean
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -50,7 +50,8 @@ up: $(LOCAL) ## serves examples/ on this machine (NARU_HTTP_PORT, NARU_GRPC_PORT
 # A cluster of one's own needs root and Go. Its tests wait most of the time, so they run beside the others.
 CLUSTER_TESTS := $(shell [ "$$(id -u)" = 0 ] && command -v go >/dev/null && echo e2e/controlplane)
 
-test: lint $(if $(CLUSTER_TESTS),cluster-parts) ## lint, all tests, then the CPU path's tests without torch
+test: $(if $(CLUSTER_TESTS),cluster-parts) ## lint, all tests, then the CPU path's tests without torch
+	@$(MAKE) --no-print-directory -j2 lint kernels
 ifdef CLUSTER_TESTS
 	@log="$$(mktemp)"; trap 'rm -f "$$log"' EXIT; \
 	$(MAKE) --no-print-directory e2e-controlplane > "$$log" 2>&1 & cluster=$$!; \
@@ -60,6 +61,11 @@ else
 	@$(MAKE) --no-print-directory pytest
 endif
 	@$(MAKE) --no-print-directory test-cpu
+
+# Else three processes of tests wait for one compiler, variant by variant.
+kernels: $(DEV)
+	@$(BIN)/python -c 'from naru_worker.native import build, isa; flags = isa.cpu_flags(); \
+	[build.ensure_library(variant) for variant in isa.VARIANTS if isa.runnable(variant, flags)]'
 
 pytest: $(DEV) $(CLIENTS) $(NODE_CLIENTS)
 	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile --ignore e2e/controlplane $(PYTEST_ARGS)
