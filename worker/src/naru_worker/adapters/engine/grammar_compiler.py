@@ -61,9 +61,9 @@ class GrammarCompiler:
         eos_token_ids: tuple[int, ...],
         *,
         max_kept: int = MAX_KEPT,
-        limit_s: float = COMPILE_LIMIT_S,
+        limit_s: float | None = None,
     ) -> None:
-        """`vocab_limit`: ids at or above it are never drawn."""
+        """`vocab_limit`: ids at or above it are never drawn. `limit_s`: of one compilation; None: `COMPILE_LIMIT_S`."""
         self.num_compiled = 0
         """Compilations begun so far."""
         self._room = room
@@ -71,7 +71,7 @@ class GrammarCompiler:
         self._vocab_limit = vocab_limit
         self._eos_token_ids = eos_token_ids
         self._max_kept = max_kept
-        self._limit_s = limit_s
+        self._limit_s = COMPILE_LIMIT_S if limit_s is None else limit_s
         self._kept: OrderedDict[_Key, asyncio.Task[LLMatcher]] = OrderedDict()
         self._vocabulary: asyncio.Task[GrammarVocabulary] | None = None
 
