@@ -30,6 +30,8 @@ constexpr int quant_bytes(Kind kind) { return kind == kBytes && kSplitBytes ? 10
 constexpr int group_bytes(Kind kind) { return quant_bytes(kind) + 128; }
 constexpr int kMaxGroupBytes = 1024 + 128;
 
+typedef uint32_t Words __attribute__((vector_size(sizeof(vi))));
+
 NARU_INLINE vi load_lanes(const uint8_t* p) { return *reinterpret_cast<const vi*>(p); }
 NARU_INLINE void store_lanes(uint8_t* p, vi v) { *reinterpret_cast<vi*>(p) = v; }
 
@@ -48,8 +50,8 @@ void unpack(const uint8_t* panel, int groups, uint8_t* out) {
         store_lanes(out + at, v & low);
         store_lanes(out + u.quants + at, (v >> 4) & low);
       } else {
-        // 16-bit sums: kHalves has six bits.
-        store_lanes(out + at, kSplitBytes ? v - viset(0x60606060) : v);
+        // 16-bit sums: kHalves has six bits. No byte borrows from its neighbour; the lane as a whole may wrap.
+        store_lanes(out + at, kSplitBytes ? (vi)((Words)v - (Words)viset(0x60606060)) : v);
       }
     }
     float* to = reinterpret_cast<float*>(out + quant_bytes(kind));
