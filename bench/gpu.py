@@ -31,7 +31,9 @@ EXIT_NO_GPU = 2
 
 def why_no_gpu() -> str:
     """Why nothing can be measured here; empty where it can."""
-    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+    from naru_worker.adapters.ops.cuda.interpreter import is_interpreted
+
+    if is_interpreted():
         return "TRITON_INTERPRET is set, so kernels would run on the CPU: unset it"
     try:
         import torch

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from paged_attention import E4M3, PagedCase, paged_case  # noqa: E402
+from paged_attention import E4M3, PagedCase, assert_attended, paged_case  # noqa: E402
 
 from naru_worker.adapters.ops.cuda.kernels.attention_decode import (  # noqa: E402
     attention_decode,
@@ -61,11 +61,6 @@ def computed(
     return out
 
 
-def assert_right(actual: Tensor, case: PagedCase, window: int | None) -> None:
-    tolerance = 1e-5 if actual.dtype == torch.float32 else 4e-3
-    torch.testing.assert_close(actual.float(), case.expected(SCALE, window), atol=tolerance, rtol=tolerance)
-
-
 def decode_case(seq_lens: list[int], *, rows: int = 1, **options: object) -> PagedCase:
     return paged_case(seq_lens, [rows] * len(seq_lens), **options)  # type: ignore[arg-type]
 
@@ -86,8 +81,16 @@ def test_a_token_sees_its_past_up_to_the_window_and_no_garbage(
 ) -> None:
     split = split_tokens(head_dim, getattr(torch, type_name).itemsize)
     seq_lens = [1, block_size - 1, block_size, block_size + 1, 0, split - 1, split, split + 1, 2 * split + 65]
-    case = decode_case(seq_lens, num_kv_heads=1, group=group, head_dim=head_dim, block_size=block_size, window=window)
-    assert_right(computed(case, window, arch=arch), case, window)
+    case = decode_case(
+        seq_lens,
+        num_kv_heads=1,
+        group=group,
+        head_dim=head_dim,
+        block_size=block_size,
+        window=window,
+        dtype=getattr(torch, type_name),
+    )
+    assert_attended(computed(case, window, arch=arch), case, SCALE, window)
 
 
 @pytest.mark.parametrize(("group", "rows", "window"), [(3, 5, None), (2, 4, 17), (8, 9, None)])
@@ -95,7 +98,7 @@ def test_drafted_tokens_see_those_before_them(group: int, rows: int, window: int
     split = split_tokens(32, 4)
     seq_lens = [rows, rows + 1, split + 1, split + rows + 1]
     case = decode_case(seq_lens if rows < 9 else seq_lens[2:3], rows=rows, group=group, window=window, num_kv_heads=1)
-    assert_right(computed(case, window, rows=rows), case, window)
+    assert_attended(computed(case, window, rows=rows), case, SCALE, window)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -103,7 +106,7 @@ def test_drafted_tokens_see_those_before_them(group: int, rows: int, window: int
 def test_the_cache_may_hold_other_numbers_than_the_queries(kv_dtype: dtype, arch: int) -> None:
     split = split_tokens(32, kv_dtype.itemsize)
     case = decode_case([97, split + 40], dtype=torch.float16, kv_dtype=kv_dtype)
-    assert_right(computed(case, arch=arch), case, None)
+    assert_attended(computed(case, arch=arch), case, SCALE, None)
 
 
 def test_a_token_has_the_same_bits_in_any_company() -> None:
@@ -125,7 +128,7 @@ def test_a_window_bounds_the_splits() -> None:
     assert split_count(split, split, window=window) == 1
     assert split_count(5 * split + 1, split) == 6
     assert split_count(0, split) == 1
-    assert_right(computed(case, window, num_splits=2), case, window)
+    assert_attended(computed(case, window, num_splits=2), case, SCALE, window)
 
 
 @pytest.mark.parametrize("num_splits", [1, 3])
@@ -157,7 +160,7 @@ def test_any_batch_is_right(
         window=window,
         seed=seed,
     )
-    assert_right(computed(case, window, rows=rows), case, window)
+    assert_attended(computed(case, window, rows=rows), case, SCALE, window)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from paged_attention import E4M3, PagedCase, paged_case  # noqa: E402
+from paged_attention import E4M3, PagedCase, assert_attended, paged_case  # noqa: E402
 
 from naru_worker.adapters.ops.cuda.kernels.attention_prefill import attention_prefill, compile_cases  # noqa: E402
 from naru_worker.adapters.ops.cuda.kernels.compile_case import ARCHITECTURES  # noqa: E402
@@ -49,11 +49,6 @@ def computed(case: PagedCase, window: int | None, *, arch: int = 80) -> Tensor:
     return out
 
 
-def assert_right(actual: Tensor, case: PagedCase, window: int | None) -> None:
-    tolerance = 1e-5 if actual.dtype == torch.float32 else 4e-3
-    torch.testing.assert_close(actual.float(), case.expected(SCALE, window), atol=tolerance, rtol=tolerance)
-
-
 @pytest.mark.parametrize(
     ("group", "head_dim", "block_size", "window", "type_name", "arch"),
     [
@@ -80,14 +75,14 @@ def test_every_row_sees_its_past_up_to_the_window_and_no_garbage(
         window=window,
         dtype=getattr(torch, type_name),
     )
-    assert_right(computed(case, window, arch=arch), case, window)
+    assert_attended(computed(case, window, arch=arch), case, SCALE, window)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("kv_dtype", [torch.float16, torch.int8, E4M3])
 def test_the_cache_may_hold_other_numbers_than_the_queries(kv_dtype: dtype, arch: int) -> None:
     case = paged_case([97, 33], [40, 33], dtype=torch.float16, kv_dtype=kv_dtype)
-    assert_right(computed(case, None, arch=arch), case, None)
+    assert_attended(computed(case, None, arch=arch), case, SCALE, None)
 
 
 def test_values_far_from_one_survive_their_scales() -> None:
@@ -166,7 +161,7 @@ def test_any_batch_is_right(
         window=window,
         seed=seed,
     )
-    assert_right(computed(case, window), case, window)
+    assert_attended(computed(case, window), case, SCALE, window)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from batches import Lane, all_logits, alone_and_together, batch_of, greedy, lanes_for  # noqa: E402
-from memory_models import MemoryCheckpoint, checkpoint_of, config_of  # noqa: E402
+from memory_models import LEARNED, MemoryCheckpoint, checkpoint_of, config_of  # noqa: E402
 from sampling_batches import greedy_batch  # noqa: E402
 
 from naru_proto.errors import InternalError  # noqa: E402
@@ -23,19 +23,6 @@ from naru_worker.adapters.ops.cuda.runner import CudaRunner  # noqa: E402
 from naru_worker.adapters.ops.protocol import KVFormat, Runner, RunnerOptions  # noqa: E402
 from naru_worker.core.model_config import RopeConfig  # noqa: E402
 
-LEARNED: dict[str, Any] = {
-    "architecture": "gpt2",
-    "norm": "layer",
-    "activation": "gelu_tanh",
-    "rope": None,
-    "tie_word_embeddings": True,
-    "num_kv_heads": 4,
-    "qkv_bias": True,
-    "o_bias": True,
-    "mlp_bias": True,
-    "max_position_embeddings": 256,
-    "num_layers": 1,
-}
 MODELS: dict[str, tuple[MemoryCheckpoint, KVFormat]] = {
     "floats": (checkpoint_of(config_of(num_layers=1, num_heads=6, num_kv_heads=2, tie_word_embeddings=True)), "f32"),
     "quantized": (
@@ -46,7 +33,7 @@ MODELS: dict[str, tuple[MemoryCheckpoint, KVFormat]] = {
         ),
         "f32",
     ),
-    "learned positions": (checkpoint_of(config_of(**LEARNED)), "f32"),
+    "learned positions": (checkpoint_of(config_of(**LEARNED, num_layers=1)), "f32"),
     "windows": (checkpoint_of(config_of(num_layers=2, sliding_windows=(8, None))), "f32"),
     "half a head rotated, bytes": (
         checkpoint_of(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batches import Lane, all_logits, alone_and_together, batch_of, lanes_for
-from memory_models import MemoryCheckpoint, checkpoint_of, config_of
+from memory_models import LEARNED, MemoryCheckpoint, checkpoint_of, config_of
 from native_oracle import logits_of
 
 from naru_proto.errors import InternalError, LoadError
@@ -32,18 +32,6 @@ OPTIONS = RunnerOptions(
     kv_format="f32",
 )
 
-LEARNED: dict[str, Any] = {
-    "architecture": "gpt2",
-    "norm": "layer",
-    "activation": "gelu_tanh",
-    "rope": None,
-    "tie_word_embeddings": True,
-    "num_kv_heads": 4,
-    "qkv_bias": True,
-    "o_bias": True,
-    "mlp_bias": True,
-    "max_position_embeddings": 256,
-}
 CONFIGS = {
     "plain": config_of(),
     "one kv head each": config_of(num_kv_heads=4),

@@ -26,6 +26,21 @@ HALVES: dict[str, tuple[int, ...]] = {"q4_0": (0,), "q4_1": (0, 2), "q8_0": (0,)
 SPREAD = {"q4_0": 0.02, "q4_1": 0.02, "q8_0": 0.001, "q4_k": 0.0002, "q6_k": 0.0001}
 
 
+LEARNED: dict[str, Any] = {
+    "architecture": "gpt2",
+    "norm": "layer",
+    "activation": "gelu_tanh",
+    "rope": None,
+    "tie_word_embeddings": True,
+    "num_kv_heads": 4,
+    "qkv_bias": True,
+    "o_bias": True,
+    "mlp_bias": True,
+    "max_position_embeddings": 256,
+}
+"""What makes a small GPT-2 of the small Llama of `config_of`."""
+
+
 def random_tensor(
     name: str, tensor_format: TensorFormat, shape: tuple[int, ...], rng: np.random.Generator, scale: float = 1.0
 ) -> tuple[RawTensor, Float64Array]:

@@ -43,6 +43,12 @@ class PagedCase:
         return expected
 
 
+def assert_attended(actual: Tensor, case: PagedCase, scale: float, window: int | None) -> None:
+    """A kernel's result is what the case expects, to its type's precision."""
+    tolerance = 1e-5 if actual.dtype == torch.float32 else 4e-3
+    torch.testing.assert_close(actual.float(), case.expected(scale, window), atol=tolerance, rtol=tolerance)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, window: int | None) -> Tensor:
     """Rows at `positions` over the keys at 0, 1, ..; rows before the first key see nothing and are zeros."""
     rows = q.reshape(len(q), k.shape[1], q.shape[1] // k.shape[1], q.shape[2])

@@ -6,6 +6,7 @@ import time
 from typing import Protocol
 
 from naru_worker.adapters import machine
+from naru_worker.adapters.engine.loader import Memory
 
 HOST_SHARE, GPU_SHARE = 0.7, 0.9
 """Of the memory that there is, where no budget is set. The rest of a machine's is for the process itself and the page
@@ -14,17 +15,11 @@ RELEASE_INTERVAL_S = 10.0
 """Between two times that the allocator gives back what it keeps: every thread that allocates waits for it meanwhile."""
 
 
-class ModelMemory(Protocol):
-    """What loads ask."""
+class ModelMemory(Memory, Protocol):
+    """What loads ask, and the budget."""
 
     def default_budget_bytes(self) -> int:
         """For models, where the settings name no budget."""
-
-    def available_bytes(self) -> int:
-        """What can be taken now."""
-
-    def release(self) -> None:
-        """Gives back what is kept without being used. May block for milliseconds."""
 
 
 class MachineMemory:

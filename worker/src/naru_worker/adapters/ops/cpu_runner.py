@@ -55,13 +55,7 @@ class CpuRunner:
             LoadError: a size is out of range, or there is not enough memory.
         """
         check_sizes(config, options)
-        self.kv = KVConfig(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=options.block_size,
-            num_blocks=options.num_blocks,
-        )
+        self.kv = KVConfig.of(config, options)
         self.weight_bytes = weight_bytes
         self.kv_bytes = options.num_blocks * kv_block_bytes(config, options)
         self.max_wait_s = 0.0
@@ -190,10 +184,7 @@ class CpuRunner:
         Raises:
             InternalError: the blocks lie outside the cache.
         """
-        if not 0 <= first_block <= first_block + num_blocks <= self.kv.num_blocks:
-            raise InternalError(
-                f"blocks [{first_block}, {first_block + num_blocks}) lie outside the {self.kv.num_blocks} of the cache"
-            )
+        self.kv.check_range(first_block, num_blocks)
         self._library.naru_release_blocks(self._alive(), first_block, num_blocks)
 
     def set_ready_bytes(self, num_bytes: int) -> None:

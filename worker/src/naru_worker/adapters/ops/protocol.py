@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from naru_proto.errors import InternalError
-from naru_worker.core.model_config import Activation, NormKind, RopeConfig
+from naru_worker.core.model_config import Activation, ModelConfig, NormKind, RopeConfig
 
 TensorFormat = Literal["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k"]
 """How a tensor lies in its file. The q* ones are GGUF's block formats, byte for byte."""
@@ -49,6 +49,23 @@ class KVConfig:
     head_dim: int
     block_size: int
     num_blocks: int
+
+    @staticmethod
+    def of(config: ModelConfig, options: RunnerOptions) -> KVConfig:
+        """The cache of a model's runner."""
+        heads = (config.num_layers, config.num_kv_heads, config.head_dim)
+        return KVConfig(*heads, options.block_size, options.num_blocks)
+
+    def check_range(self, first_block: int, num_blocks: int) -> None:
+        """Refuses blocks that are not there.
+
+        Raises:
+            InternalError: they lie outside the cache.
+        """
+        if not 0 <= first_block <= first_block + num_blocks <= self.num_blocks:
+            raise InternalError(
+                f"blocks [{first_block}, {first_block + num_blocks}) lie outside the {self.num_blocks} of the cache"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,13 +226,7 @@ class RefRunner:
         """Decodes the weights and allocates the cache; `wrap` puts something around the operations."""
         config = checkpoint.config
         self.config = config
-        self.kv = KVConfig(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=options.block_size,
-            num_blocks=options.num_blocks,
-        )
+        self.kv = KVConfig.of(config, options)
         self.weight_bytes = weight_bytes(checkpoint)
         self.kv_bytes = options.num_blocks * kv_block_bytes(config, options)
         self.max_wait_s = 0.0
@@ -268,10 +262,7 @@ class RefRunner:
         Raises:
             InternalError: the blocks lie outside the cache.
         """
-        if not 0 <= first_block <= first_block + num_blocks <= self.kv.num_blocks:
-            raise InternalError(
-                f"blocks [{first_block}, {first_block + num_blocks}) lie outside the {self.kv.num_blocks} of the cache"
-            )
+        self.kv.check_range(first_block, num_blocks)
         if self._ops is None:
             raise InternalError("the runner is closed")
         self._ops.cache[:, :, first_block : first_block + num_blocks] = 0

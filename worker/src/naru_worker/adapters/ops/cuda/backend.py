@@ -50,8 +50,7 @@ def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
     Raises:
         LoadError: there is no GPU to use.
     """
-    kv = KVConfig(config.num_layers, config.num_kv_heads, config.head_dim, options.block_size, 1)
-    return block_bytes(kv, element_type(options.kv_format, open_gpu().activation_dtype))
+    return block_bytes(KVConfig.of(config, options), element_type(options.kv_format, open_gpu().activation_dtype))
 
 
 def workspace_bytes(config: ModelConfig, options: RunnerOptions) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from naru_worker.adapters.ops.cuda import judging
 from naru_worker.adapters.ops.cuda.figures import KernelFigures, cases_of, compile_case, kernel_modules
+from naru_worker.adapters.ops.cuda.interpreter import is_interpreted
 from naru_worker.adapters.ops.cuda.judging import Snapshot
 from naru_worker.adapters.ops.cuda.kernels.compile_case import ARCHITECTURES, CompileCase
 
@@ -44,7 +44,7 @@ class _Outcome:
 def main(arguments: Sequence[str]) -> int:
     """Compiles, prints, compares; the process's exit code."""
     options = _parser().parse_args(arguments)
-    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+    if is_interpreted():
         print(
             "TRITON_INTERPRET is set, so kernels run in Python and nothing can be compiled: unset it", file=sys.stderr
         )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 
 from naru_proto.errors import LoadError
+from naru_worker.adapters.ops.cuda.interpreter import is_interpreted
 from naru_worker.adapters.ops.cuda.kernels.compile_case import tuned_arch
 from naru_worker.adapters.ops.cuda.memory.device_memory import DeviceMemory, open_device_memory
 
 _INTERPRETED_ARCH = 80
 """Its tiles are the smallest."""
-_ONES = ("1", "true", "on", "yes", "y")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def open_gpu() -> GpuDevice:
     Raises:
         LoadError: there is none, its driver does not fit, or it is too old; says which, and what to do.
     """
-    if os.environ.get("TRITON_INTERPRET", "").lower() in _ONES:
+    if is_interpreted():
         return GpuDevice(torch.device("cpu"), _INTERPRETED_ARCH, "Triton's interpreter on the CPU", 0, True)
     if torch.version.cuda is None:
         raise LoadError("this torch is built without CUDA; install the worker with naru[cuda], or use backend cpu")

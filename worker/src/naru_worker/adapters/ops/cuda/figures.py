@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
 import re
 import subprocess
@@ -51,7 +50,6 @@ class KernelFigures:
 def load_triton() -> Any:
     """The package `triton` with its compiler, set up as launches have it."""
     # The same as Triton's default; unset, it warns. Part of the key of its cache.
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     import triton.backends.compiler
     import triton.compiler
 

@@ -6,12 +6,12 @@ launches make of it can so be compiled and judged as it is, not as somebody thou
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from naru_worker.adapters.ops.cuda.figures import load_triton
+from naru_worker.adapters.ops.cuda.interpreter import is_interpreted
 from naru_worker.adapters.ops.cuda.kernels.compile_case import CompileCase
 
 _FIRST_DEVICE = 1000
@@ -47,7 +47,7 @@ def recorded_launches(arch: int) -> Iterator[list[CompileCase]]:
     Raises:
         RuntimeError: the kernels were imported for the interpreter, which specialises nothing.
     """
-    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+    if is_interpreted():
         raise RuntimeError("TRITON_INTERPRET is set: launches run in Python and are not specialised; unset it")
     triton = load_triton()
     cases: list[CompileCase] = []

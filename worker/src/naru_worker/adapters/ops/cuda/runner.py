@@ -32,7 +32,7 @@ from naru_worker.adapters.ops.cuda.memory.weight_space import WeightSpace
 from naru_worker.adapters.ops.cuda.ops import CudaOps
 from naru_worker.adapters.ops.cuda.staging import Staging
 from naru_worker.adapters.ops.cuda.step_tensors import StepTensors, step_arrays, step_tensors
-from naru_worker.adapters.ops.cuda.streams import Streams, is_device_fault, open_streams
+from naru_worker.adapters.ops.cuda.streams import Streams, device_error, is_device_fault, open_streams
 from naru_worker.adapters.ops.protocol import (
     BatchInputs,
     FloatArray,
@@ -63,13 +63,7 @@ class CudaRunner:
         """
         config = checkpoint.config
         self.config = config
-        self.kv = KVConfig(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=options.block_size,
-            num_blocks=options.num_blocks,
-        )
+        self.kv = KVConfig.of(config, options)
         self.weight_bytes = weight_bytes
         self.max_wait_s = 0.0
         self._gpu = gpu
@@ -131,7 +125,7 @@ class CudaRunner:
                 return self._sampler.launch(logits, sampling, hidden, token_ids if is_ahead else None)
             except RuntimeError as exc:
                 if is_device_fault(exc):
-                    raise DeviceError("a launch", "CUDA_ERROR", str(exc).strip().splitlines()[0]) from exc
+                    raise device_error("a launch", exc) from exc
                 if not isinstance(exc, torch.OutOfMemoryError):
                     raise
                 reason = str(exc).splitlines()[0]
@@ -166,10 +160,7 @@ class CudaRunner:
         Raises:
             InternalError: the blocks lie outside the cache, or the runner is closed.
         """
-        if not 0 <= first_block <= first_block + num_blocks <= self.kv.num_blocks:
-            raise InternalError(
-                f"blocks [{first_block}, {first_block + num_blocks}) lie outside the {self.kv.num_blocks} of the cache"
-            )
+        self.kv.check_range(first_block, num_blocks)
         if self._ops is None:
             raise InternalError("the runner is closed")
         self._kv_blocks.release(first_block, num_blocks)

@@ -247,10 +247,15 @@ def is_device_fault(exc: RuntimeError) -> bool:
     return "CUDA error" in str(exc) or (accelerator_error is not None and isinstance(exc, accelerator_error))
 
 
+def device_error(call: str, exc: RuntimeError) -> DeviceError:
+    """What torch says of a failed device, without its advice."""
+    return DeviceError(call, "CUDA_ERROR", str(exc).strip().splitlines()[0])
+
+
 def _checked(call: str, wait: Callable[[], object]) -> None:
     """What a kernel did wrong shows where somebody waits for it, and in every later call."""
     try:
         wait()
     except RuntimeError as exc:
         # torch.AcceleratorError is one.
-        raise DeviceError(call, "CUDA_ERROR", str(exc).strip().splitlines()[0]) from exc
+        raise device_error(call, exc) from exc
