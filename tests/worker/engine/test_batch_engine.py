@@ -13,7 +13,7 @@ from naru_worker.adapters.engine.batch_engine import BatchEngine, EncoderBatches
 from naru_worker.adapters.engine.batch_request import BatchInput, BatchRequest
 from naru_worker.adapters.engine.batch_runner import EncoderInput
 from naru_worker.adapters.engine.deltas import Outbox, SequenceDelta
-from naru_worker.adapters.ops.protocol import FloatArray
+from naru_worker.adapters.ops.protocol import DeviceFault, FloatArray
 from naru_worker.core.batching import BatchLimits
 from naru_worker.core.request import FinishReason, Request, RequestId
 from naru_worker.core.sampling import SamplingParams
@@ -75,6 +75,19 @@ class Bench:
         assert output is not None
         assert [each.index for each in output.vectors] == list(range(len(output.vectors)))
         return [float(each.values[0]) for each in output.vectors]
+
+
+def test_a_failed_device_ends_the_engine_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.submit("a", (1,), (1,), (1,), (1,))
+
+    def fail(inputs: Sequence[EncoderInput]) -> FloatArray:
+        raise DeviceFault("ECC error")
+
+    monkeypatch.setattr(bench.runner, "encode", fail)
+    with pytest.raises(DeviceFault, match="ECC error"):
+        bench.engine.step(bench.outbox)
+    assert not bench.outbox
 
 
 def test_inputs_of_one_request_run_in_several_batches_and_come_back_in_order() -> None:

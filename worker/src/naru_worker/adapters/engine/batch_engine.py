@@ -23,7 +23,7 @@ from naru_worker.adapters.engine.key_news import KeyNews
 from naru_worker.adapters.engine.stats import EngineStats
 from naru_worker.adapters.engine.task_output import NamedArray, TaskOutput, Vector
 from naru_worker.adapters.memory.kv_space import KVSpace
-from naru_worker.adapters.ops.protocol import FloatArray
+from naru_worker.adapters.ops.protocol import DeviceFault, FloatArray
 from naru_worker.core.batching import BatchItem, BatchLimits, BatchQueue
 from naru_worker.core.kv_stats import KVStats
 from naru_worker.core.request import FinishReason, Request, RequestId
@@ -195,7 +195,11 @@ class BatchEngine:
         self._refresh(())
 
     def step(self, outbox: Outbox, *, is_alone: bool = True, before_long: Callable[[], object] | None = None) -> None:
-        """One batch, where one is due. A fault ends requests at most, and is not raised."""
+        """One batch, where one is due. A fault ends requests at most, and is not raised.
+
+        Raises:
+            DeviceFault: nothing more can be computed by this process.
+        """
         started_s = self._clock()
         items = self._queue.plan(started_s).items
         if not items:
@@ -209,6 +213,8 @@ class BatchEngine:
         try:
             results = self._batches.run(inputs, self._owners[items[0].key].request.outputs)
             assert len(results) == len(items), "a result for each input"
+        except DeviceFault:
+            raise  # nothing more can be computed here: the loop ends, and the process with it
         except Exception as exc:
             # The top of a batch: a fault must cost the input that is to blame, not the model.
             self._fail(items, exc, outbox)

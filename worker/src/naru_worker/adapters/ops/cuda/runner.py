@@ -16,11 +16,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from naru_proto.errors import InternalError, LoadError, NaruError, Unavailable
+from naru_proto.errors import InternalError, LoadError, NaruError
 from naru_worker.adapters.models.decoder import DecoderWeights, forward, load_weights
 from naru_worker.adapters.ops.cuda.checkpoint_weights import DeviceWeights
 from naru_worker.adapters.ops.cuda.device import GpuDevice, open_gpu_memory
 from naru_worker.adapters.ops.cuda.device_sampler import DeviceSampler, Sampled
+from naru_worker.adapters.ops.cuda.faults import told_apart
 from naru_worker.adapters.ops.cuda.graphs import NUM_ROWS, DecodeGraphs, GraphLimits, NoGraph, graph_key
 from naru_worker.adapters.ops.cuda.kernels.copy_blocks import copy_blocks
 from naru_worker.adapters.ops.cuda.kernels.drawn_tokens import fill_drawn_tokens
@@ -32,7 +33,7 @@ from naru_worker.adapters.ops.cuda.memory.weight_space import WeightSpace
 from naru_worker.adapters.ops.cuda.ops import CudaOps
 from naru_worker.adapters.ops.cuda.staging import Staging
 from naru_worker.adapters.ops.cuda.step_tensors import StepTensors, step_arrays, step_tensors
-from naru_worker.adapters.ops.cuda.streams import Streams, device_error, is_device_fault, open_streams
+from naru_worker.adapters.ops.cuda.streams import Streams, open_streams
 from naru_worker.adapters.ops.protocol import (
     BatchInputs,
     FloatArray,
@@ -116,20 +117,12 @@ class CudaRunner:
 
         Up to two steps may be launched and not yet fetched. Raises as `run`.
         """
-        with torch.inference_mode():
-            try:
-                logits, token_ids = self._forward(batch, wants_hidden=sampling.wants_hidden)
-                hidden = (self.config.hidden_size, self._normed) if sampling.wants_hidden else None
-                # The masks are waited for while the forward pass runs.
-                is_ahead = batch.token_ids.min(initial=0) < 0
-                return self._sampler.launch(logits, sampling, hidden, token_ids if is_ahead else None)
-            except RuntimeError as exc:
-                if is_device_fault(exc):
-                    raise device_error("a launch", exc) from exc
-                if not isinstance(exc, torch.OutOfMemoryError):
-                    raise
-                reason = str(exc).splitlines()[0]
-                raise Unavailable(f"a step of {len(batch.token_ids)} tokens has no room on the GPU: {reason}") from exc
+        with torch.inference_mode(), told_apart("a launch", f"a step of {len(batch.token_ids)} tokens"):
+            logits, token_ids = self._forward(batch, wants_hidden=sampling.wants_hidden)
+            hidden = (self.config.hidden_size, self._normed) if sampling.wants_hidden else None
+            # The masks are waited for while the forward pass runs.
+            is_ahead = batch.token_ids.min(initial=0) < 0
+            return self._sampler.launch(logits, sampling, hidden, token_ids if is_ahead else None)
 
     def fetch(self, step: Sampled) -> SampleOutput:
         """What a launched step drew; waits for that step only. In the order of launches.
@@ -144,9 +137,10 @@ class CudaRunner:
 
         Raises:
             InternalError: the runner is closed.
+            Unavailable: the GPU has no room for what the step writes to or computes.
             DeviceError: the device failed.
         """
-        with torch.inference_mode():
+        with torch.inference_mode(), told_apart("a launch", f"a step of {len(batch.token_ids)} tokens"):
             logits, _ = self._forward(batch)
             kept: list[Tensor] = []
             self._streams.compute.submit(lambda: kept.append(logits()[: len(batch.logits_rows)].float()))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from naru_worker.adapters.ops.cuda.memory.errors import DeviceError
+from naru_worker.adapters.ops.cuda.faults import told_apart
 
 Work = Callable[[], object]
 
@@ -124,21 +124,27 @@ class TorchStreams:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # Threads that load another model's weights allocate memory meanwhile: only this one's calls are looked at.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # Threads that load another model's weights allocate memory meanwhile: only this one's calls are looked at. The
+        # outer block: a capture that fails may leave its own stream behind as the current one.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(self._device)),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             output = work()
-        return _TorchGraph(graph, output)
+        return _TorchGraph(graph, output, self.compute)
 
     def host_buffer(self, num_bytes: int) -> Tensor:
         """Pinned memory."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def synchronize(self) -> None:
-        """Waits for all streams."""
-        _checked("synchronize", lambda: torch.cuda.synchronize(self._device))
+        """Waits for both streams. Not for the device: that is forbidden while another model's graph is recorded."""
+        self.compute.record().synchronize()
+        self.copies.record().synchronize()
 
     def held_bytes(self) -> int:
-        """Device memory that torch holds now."""
+        """Device memory that torch holds now; what it only kept for later goes back first, as a capture does it."""
+        torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self._device)
 
 
@@ -158,7 +164,8 @@ class _TorchStream:
 
     def record(self) -> Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
+        with told_apart("an event", "an event"):
+            event.record(self._stream)
         return _TorchEvent(event)
 
     def wait(self, event: Event) -> None:
@@ -174,16 +181,19 @@ class _TorchEvent:
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
-        _checked("event", self.event.synchronize)
+        # What a kernel did wrong shows where somebody waits for it, and in every later call.
+        with told_apart("a wait", "the work that was waited for"):
+            self.event.synchronize()
 
 
 class _TorchGraph:
-    def __init__(self, graph: torch.cuda.CUDAGraph, output: Any) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: Any, compute: Stream) -> None:
         self._graph = graph
         self._output = output
+        self._compute = compute
 
     def replay(self) -> None:
-        self._graph.replay()
+        self._compute.submit(self._graph.replay)
 
     def output(self) -> Any:
         return self._output
@@ -237,25 +247,3 @@ class _Done:
 
     def synchronize(self) -> None:
         pass
-
-
-def is_device_fault(exc: RuntimeError) -> bool:
-    """Whether an error of torch says that the device has failed: launches and copies tell of what came before them."""
-    accelerator_error: type[RuntimeError] | None = getattr(torch, "AcceleratorError", None)  # of torch 2.8 and newer
-    if isinstance(exc, torch.OutOfMemoryError):
-        return False
-    return "CUDA error" in str(exc) or (accelerator_error is not None and isinstance(exc, accelerator_error))
-
-
-def device_error(call: str, exc: RuntimeError) -> DeviceError:
-    """What torch says of a failed device, without its advice."""
-    return DeviceError(call, "CUDA_ERROR", str(exc).strip().splitlines()[0])
-
-
-def _checked(call: str, wait: Callable[[], object]) -> None:
-    """What a kernel did wrong shows where somebody waits for it, and in every later call."""
-    try:
-        wait()
-    except RuntimeError as exc:
-        # torch.AcceleratorError is one.
-        raise device_error(call, exc) from exc

@@ -1,0 +1,110 @@
+"""The streams of a GPU over stand-ins for torch's: what they ask of CUDA while other threads do so, too."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from naru_worker.adapters.ops.cuda.memory.errors import DeviceError  # noqa: E402
+from naru_worker.adapters.ops.cuda.streams import TorchStreams  # noqa: E402
+
+
+class Cuda:
+    """Takes down what `torch.cuda` is asked for."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, object]] = []
+        self.current: Any = "default"
+        self.capture_error: Exception | None = None
+        self.wait_error: Exception | None = None
+        cuda = self
+
+        class Event:
+            def record(self, stream: object) -> None:
+                self.stream = stream
+                cuda.calls.append(("record", stream))
+
+            def synchronize(self) -> None:
+                cuda.calls.append(("wait for", self.stream))
+                if cuda.wait_error is not None:
+                    raise cuda.wait_error
+
+        class Graph:
+            def replay(self) -> None:
+                cuda.calls.append(("replay", cuda.current))
+
+        class Capture:
+            """As torch's before 2.12: its stream stays where the end of a capture fails."""
+
+            def __init__(self, graph: Graph, pool: object, capture_error_mode: str) -> None:
+                assert capture_error_mode == "thread_local"
+
+            def __enter__(self) -> None:
+                self.before, cuda.current = cuda.current, "capture"
+
+            def __exit__(self, *args: object) -> None:
+                if cuda.capture_error is not None:
+                    raise cuda.capture_error
+                cuda.current = self.before
+
+        def forbidden(*args: object) -> None:
+            raise AssertionError("the whole device is waited for")
+
+        @contextlib.contextmanager
+        def stream(other: object) -> Iterator[None]:
+            before = cuda.current
+            cuda.current = other
+            try:
+                yield
+            finally:
+                cuda.current = before
+
+        patch.setattr(torch.cuda, "Event", Event)
+        patch.setattr(torch.cuda, "CUDAGraph", Graph)
+        patch.setattr(torch.cuda, "stream", stream)
+        patch.setattr(torch.cuda, "graph", Capture)
+        patch.setattr(torch.cuda, "Stream", lambda device: "copies")
+        patch.setattr(torch.cuda, "current_stream", lambda device: cuda.current)
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+        patch.setattr(torch.cuda, "synchronize", forbidden)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """In the place of torch's."""
+    return Cuda(monkeypatch)
+
+
+def test_a_model_waits_for_its_streams_and_not_for_the_device(cuda: Cuda) -> None:
+    # A thread that closes one model would else break the graph that the engine records of another.
+    TorchStreams(torch.device("cpu")).synchronize()
+    assert {stream for call, stream in cuda.calls if call == "wait for"} == {"default", "copies"}
+
+
+def test_a_failed_device_is_told_by_whoever_waits(cuda: Cuda) -> None:
+    cuda.wait_error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(DeviceError, match="illegal memory access"):
+        TorchStreams(torch.device("cpu")).synchronize()
+
+
+def test_a_failed_capture_leaves_the_stream_of_computation_current(cuda: Cuda) -> None:
+    streams = TorchStreams(torch.device("cpu"))
+    cuda.capture_error = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    with pytest.raises(RuntimeError, match="during capture"):
+        streams.capture(lambda: None)
+    assert cuda.current == "default"
+
+
+def test_a_graph_is_replayed_on_the_stream_of_computation_whatever_is_current(cuda: Cuda) -> None:
+    graph = TorchStreams(torch.device("cpu")).capture(lambda: cuda.current)
+    assert graph.output() == "capture"
+    cuda.current = "another"
+    graph.replay()
+    assert cuda.calls[-1] == ("replay", "default")
