@@ -8,6 +8,8 @@ Writes a JSON and a Markdown file under bench/results/. The exit code is 1 when 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import importlib.metadata
 import json
 import os
@@ -15,12 +17,15 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bench.gpu_report import Run
+    from bench.gpu_limits import Limits
+    from bench.gpu_place import Place
+    from bench.gpu_report import DecodeResult, KernelResult, Run
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TIME_S = 540.0
@@ -46,18 +51,25 @@ def why_no_gpu() -> str:
     return ""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measures, writes, prints the page."""
+def main(arguments: Sequence[str], place: Place | None = None) -> int:
+    """Measures, writes, prints the page. `place`: None: the GPU."""
     options = _parser().parse_args(arguments)
-    reason = why_no_gpu()
+    reason = why_no_gpu() if place is None else ""
     if reason:
         print(f"bench.gpu measures on a GPU, and {reason}.", file=sys.stderr)
         print("Without one: make test-gpu-offline (are kernels right, do they compile), naru plan --roofline (how fast "
               "could they be).", file=sys.stderr)  # fmt: skip
         return EXIT_NO_GPU
-    run = _measured(options)
+    from bench.gpu_place import gpu_place
     from bench.gpu_report import as_json, as_markdown, misses
 
+    from naru_proto.errors import LoadError
+
+    try:
+        run = _measured(options, gpu_place() if place is None else place)
+    except LoadError as exc:
+        print(f"bench.gpu: {exc.message}", file=sys.stderr)
+        return EXIT_NO_GPU
     page = as_markdown(run)
     options.output.mkdir(parents=True, exist_ok=True)
     name = f"gpu-{slug(run.gpu)}"
@@ -80,7 +92,11 @@ class Deadline:
 
     def is_over(self, keeping_s: float = 0.0) -> bool:
         """Whether no more than `keeping_s` are left."""
-        return self._now() + keeping_s >= self._end
+        return self.left_s() <= keeping_s
+
+    def left_s(self) -> float:
+        """Seconds until it; below 0 behind it."""
+        return self._end - self._now()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,108 +108,115 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(options: argparse.Namespace) -> Run:
-    import torch
+def _measured(options: argparse.Namespace, place: Place) -> Run:
     from bench.gpu_limits import measured_limits
+    from bench.gpu_place import release_memory
     from bench.gpu_report import Run
-    from bench.gpu_timing import CudaClock
 
-    deadline, notes = Deadline(options.seconds), list[str]()
+    deadline, notes, failures = Deadline(options.seconds), list[str](), list[str]()
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-    device = torch.device("cuda", torch.cuda.current_device())
-    clock = CudaClock(device)
+    setup = place.setup
     _say("what this GPU reaches")
-    limits = measured_limits(device, clock, torch.bfloat16)
+    limits = measured_limits(
+        setup.device, place.clock, setup.dtype, copy_bytes=place.copy_bytes, size=place.product_size
+    )  # fmt: skip
     kept = END_TO_END_S if options.model else 0.0
-    kernels = list(_kernels(device, clock, lambda: deadline.is_over(kept + 60.0), notes))
-    decode = list(_decode(limits, lambda: deadline.is_over(kept), notes))
-    torch.cuda.empty_cache()
+    kernels = list(_kernels(place, lambda: deadline.is_over(kept + 60.0), notes, failures))
+    decode = list(_decode(place, limits, lambda: deadline.is_over(kept), notes, failures))
+    release_memory()
     return Run(
-        gpu=torch.cuda.get_device_name(device),
+        gpu=place.name,
         versions=_versions(),
         date=time.strftime("%Y-%m-%d"),
         limits=limits,
         kernels=kernels,
         decode=decode,
-        end_to_end=_end_to_end(options, deadline, notes),
+        end_to_end=_end_to_end(options, deadline, notes, failures),
         notes=notes,
+        failures=failures,
     )
 
 
-def _kernels(device: Any, clock: Any, is_late: Callable[[], bool], notes: list[str]) -> Iterator[Any]:
-    import itertools
-
-    import torch
+def _kernels(
+    place: Place, is_late: Callable[[], bool], notes: list[str], failures: list[str]
+) -> Iterator[KernelResult]:
     from bench.gpu_attention_cases import cache_cases
-    from bench.gpu_cases import Setup, elementwise_cases, product_cases
+    from bench.gpu_cases import elementwise_cases, product_cases
     from bench.gpu_run import results_of
     from bench.gpu_sampler_cases import sampler_cases
 
-    from naru_worker.adapters.ops.cuda.kernels.compile_case import tuned_arch
-
-    setup = Setup(device, tuned_arch(torch.cuda.get_device_capability(device)), torch.bfloat16)
-    cases = itertools.chain(cache_cases(setup), elementwise_cases(setup), sampler_cases(setup), product_cases(setup))
-    for result in results_of(cases, clock, is_late):
-        _say(f"{result.name}: {result.problem or f'{result.median_s * 1e6:.1f} us, error {result.error:.1e}'}")
-        yield result
+    for cases in (cache_cases, elementwise_cases, sampler_cases, product_cases):
+        # What cannot even be set up costs its own group.
+        with _kept_apart(f"kernels of {cases.__name__}", failures):
+            for result in results_of(cases(place.setup), place.clock, is_late):
+                _say(f"{result.name}: {result.problem or f'{result.median_s * 1e6:.1f} us, error {result.error:.1e}'}")
+                yield result
     if is_late():
         notes.append("kernels that come after the last one in the table: no time was left for them")
 
 
-def _decode(limits: Any, is_late: Callable[[], bool], notes: list[str]) -> Iterator[Any]:
-    from bench.gpu_decode import BATCHES, CONTEXT, MODEL, MODELS, decode_results, options_for, random_model
+def _decode(
+    place: Place, limits: Limits, is_late: Callable[[], bool], notes: list[str], failures: list[str]
+) -> Iterator[DecodeResult]:
+    from bench.gpu_decode import decode_results, options_for, random_model
 
-    from naru_proto.errors import NaruError
     from naru_worker.adapters.ops.cuda import backend
 
     if is_late():
         notes.append("steps of a whole model: no time was left for them")
         return
-    _say(f"steps of {MODEL} with random weights")
-    try:
-        runner = backend.load_runner(random_model(MODELS[MODEL], CONTEXT), options_for(BATCHES, CONTEXT))
-    except NaruError as exc:
-        notes.append(f"steps of a whole model: {exc.message}")
-        return
-    try:
-        yield from decode_results(runner, MODELS[MODEL], limits, BATCHES, CONTEXT, is_late)
-    finally:
-        runner.close()
+    _say(f"steps of {place.model.name} with random weights")
+    with _kept_apart("steps of a whole model", failures):
+        checkpoint, options = random_model(place.model, place.context), options_for(place.batches, place.context)
+        with contextlib.closing(backend.load_runner(checkpoint, options)) as runner:
+            del checkpoint
+            yield from decode_results(runner, place.model, limits, place.batches, place.context, is_late)
 
 
-def _end_to_end(options: argparse.Namespace, deadline: Deadline, notes: list[str]) -> dict[str, Any]:
+def _end_to_end(
+    options: argparse.Namespace, deadline: Deadline, notes: list[str], failures: list[str]
+) -> dict[str, Mapping[str, float]]:
     if options.model is None:
         notes.append("end to end: give a Hugging Face folder with --model")
         return {}
     from bench.gpu_end_to_end import figures_of, naru_spec, vllm_spec, words_of
-    from bench.measure import MeasureError
-    from bench.peers import PeerError
-    from bench.servers import ServerError
 
-    found: dict[str, Any] = {}
+    found: dict[str, Mapping[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for make in (naru_spec, vllm_spec):
             name = make.__name__.removesuffix("_spec")
             if deadline.is_over(30.0):
                 notes.append(f"end to end, {name}: no time was left for it")
                 continue
-            try:
+            with _kept_apart(f"end to end, {name}", failures):
                 spec = make(options.model, Path(folder))
                 if spec is None:
                     notes.append(f"end to end: {name} is not installed here")
                     continue
                 _say(f"end to end: {name}")
+                spec = replace(spec, start_timeout_s=min(spec.start_timeout_s, deadline.left_s()))
                 found[name] = figures_of(spec, words_of(options.model), options.seed, options.output)
-            except (PeerError, ServerError, MeasureError) as exc:
-                notes.append(f"end to end, {name}: {exc}")
     return found
+
+
+@contextlib.contextmanager
+def _kept_apart(what: str, failures: list[str]) -> Iterator[None]:
+    """What fails inside is a result as well: the other parts of a run are worth their while."""
+    try:
+        yield
+    except Exception as exc:
+        lines = str(exc).strip().splitlines() or [""]
+        failures.append(f"{what}: {type(exc).__name__}: {lines[0]}")
+        _say(f"FAILED {failures[-1]}")
 
 
 def _versions() -> dict[str, str]:
     import torch
 
-    driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
-    found = {"python": platform.python_version(), "torch": str(torch.__version__), "CUDA driver": str(driver)}
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    with contextlib.suppress(ImportError, RuntimeError):  # no package, no driver
+        _, number = importlib.import_module("cuda.bindings.driver").cuDriverGetVersion()
+        found["CUDA driver"] = f"{number // 1000}.{number % 1000 // 10}"
     for package in ("triton", "naru", "vllm"):
         try:
             found[package] = importlib.metadata.version(package)

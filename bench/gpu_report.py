@@ -68,6 +68,8 @@ class Run:
     """Engine to figures."""
     notes: Sequence[str] = ()
     """What was left out, and why."""
+    failures: Sequence[str] = ()
+    """Parts that ended with an error."""
 
 
 def fraction(result: KernelResult, limits: Limits) -> tuple[str, float]:
@@ -92,6 +94,7 @@ def as_json(run: Run) -> dict[str, Any]:
 
 def misses(run: Run) -> Iterator[str]:
     """What is wrong, or slower than it is to be."""
+    yield from run.failures
     for result in run.kernels:
         if not result.is_right:
             yield f"{result.name}: " + (result.problem or f"error {result.error:.2g} above {result.tolerance:.2g}")

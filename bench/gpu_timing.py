@@ -13,11 +13,16 @@ from bench.stats import median, percentile
 WARM_UPS = 3
 MIN_RUNS, MAX_RUNS = 5, 200
 _FLUSH_BYTES = 256 << 20
-# Several times the L2 cache of any GPU here. Writing it also gives the CPU the time to enqueue the run behind it.
+# Several times the L2 cache of any GPU here.
+_HOLD_CYCLES = 5_000_000
+# More than two milliseconds: Triton takes some 30 us of the CPU a launch, and there are up to ten in a run.
 
 
 class Clock(Protocol):
     """What timing needs of a GPU."""
+
+    def hold(self) -> None:
+        """Keeps the GPU busy while more is enqueued: it must never wait between two marks for the CPU."""
 
     def flush(self) -> None:
         """Leaves nothing of earlier runs in the cache; enqueued, not waited for."""
@@ -38,6 +43,10 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._scratch = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device)
         self._device = device
+
+    def hold(self) -> None:
+        """Lets it count."""
+        torch.cuda._sleep(_HOLD_CYCLES)  # type: ignore[no-untyped-call]
 
     def flush(self) -> None:
         """Overwrites more than the cache holds."""
@@ -85,7 +94,8 @@ def timed(
     end, seconds = now() + budget_s, list[float]()
     while len(seconds) < MIN_RUNS or (len(seconds) < MAX_RUNS and now() < end):
         marks = []
-        # A few in the queue at once, so that the GPU never waits for this loop.
+        # Small kernels take less than their launches: all of these are in the queue before the first one starts.
+        clock.hold()
         for _ in range(MIN_RUNS):
             clock.flush()
             start = clock.mark()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from bench import gpu_decode  # noqa: E402
@@ -32,3 +36,15 @@ def test_each_batch_has_its_step_s_time_and_roof(monkeypatch: pytest.MonkeyPatch
     # All weights are read once, a billion bytes a second.
     layer = 32 * (32 + 16 + 16 + 32) + 3 * 48 * 32
     assert first.predicted_s == pytest.approx(2 * (layer + 97 * 32) / 1e9, rel=0.25)
+
+
+def test_only_what_ran_on_the_gpu_counts_as_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(device: str, microseconds: float) -> Any:
+        return SimpleNamespace(device_type=SimpleNamespace(name=device), self_device_time_total=microseconds)
+
+    events = [event("CUDA", 300.0), event("CPU", 300.0), event("CUDA", 200.0)]
+    profile = SimpleNamespace(key_averages=lambda: events)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: contextlib.nullcontext(profile))
+    assert gpu_decode._kernel_s(lambda: None) == pytest.approx(500e-6 / gpu_decode.WARM_UPS)

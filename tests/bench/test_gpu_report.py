@@ -62,9 +62,11 @@ def test_what_is_wrong_or_slower_than_wanted_is_listed_with_its_value() -> None:
         decode=[replace(STEP, step_s=2e-3)],
         end_to_end={"naru": {"output_tok_s": 900.0}, "vllm": {"output_tok_s": 1000.0, "itl_p99_ms": 12.0}},
         notes=["a note"],
+        failures=["steps of a whole model: ValueError: no"],
     )
     found = list(misses(run))
     assert found == [
+        "steps of a whole model: ValueError: no",
         "attention decode, 16 bits: 50% of bandwidth, 85% of bandwidth are wanted",
         "attention prefill, 16 bits: 31% of operations, 60% of operations are wanted",
         "attention decode, int8: error 0.1 above 0.06",

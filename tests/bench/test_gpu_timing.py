@@ -25,6 +25,10 @@ class Queue:
         self.log.append("run")
         self._time += next(self._seconds)
 
+    def hold(self) -> None:
+        self.log.append("hold")
+        self._time += 1000.0
+
     def flush(self) -> None:
         self.log.append("flush")
         self._time += 100.0
@@ -58,7 +62,7 @@ def test_the_median_of_runs_behind_an_emptied_cache_counts_and_warm_ups_do_not()
     found = timed(queue.run, queue, budget_s=0.0, now=ticking(1.0))
     assert (found.median_s, found.num_runs) == (2.5, MIN_RUNS)
     assert [found.p10_s, found.p90_s] == pytest.approx([1.4, 6.6])
-    assert queue.log == ["run"] * WARM_UPS + ["wait"] + ["flush", "mark", "run", "mark"] * MIN_RUNS + ["wait"]
+    assert queue.log == ["run"] * WARM_UPS + ["wait", "hold"] + ["flush", "mark", "run", "mark"] * MIN_RUNS + ["wait"]
 
 
 @pytest.mark.parametrize(("budget_s", "runs"), [(0.0, MIN_RUNS), (3.0, 3 * MIN_RUNS), (1e9, MAX_RUNS)])
@@ -70,6 +74,8 @@ def test_runs_go_on_until_the_budget_is_used_but_there_are_few_and_many_enough(b
 def test_limits_count_a_copy_twice_and_a_product_s_sum_as_an_operation_of_its_own() -> None:
     class Steady:
         """Each run takes a millisecond."""
+
+        def hold(self) -> None: ...
 
         def flush(self) -> None: ...
 
