@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from naru_proto.errors import LoadError  # noqa: E402
 from naru_worker.adapters.model_memory import GPU_SHARE, MachineMemory, open_memory  # noqa: E402
 from naru_worker.adapters.ops.cuda import device  # noqa: E402
 from naru_worker.adapters.ops.cuda.device import open_gpu  # noqa: E402
+from naru_worker.adapters.ops.cuda.judging import SHARED_LIMITS, read_snapshot  # noqa: E402
 
 
 @pytest.fixture
@@ -33,15 +35,25 @@ def give(machine: pytest.MonkeyPatch, name: str, capability: tuple[int, int], to
 
 
 @pytest.mark.parametrize(
-    ("capability", "arch"), [((8, 0), 80), ((8, 6), 80), ((8, 9), 89), ((9, 0), 90), ((10, 0), 90), ((12, 0), 90)]
+    ("capability", "arch"),
+    [((8, 0), 80), ((8, 6), 80), ((8, 9), 89), ((9, 0), 90), ((10, 0), 90), ((12, 0), 89), ((12, 1), 89)],
 )
-def test_a_gpu_runs_with_the_tiles_of_the_next_lower_architecture(
+def test_a_gpu_runs_with_the_tiles_of_the_next_lower_architecture_that_it_has_the_memory_for(
     machine: pytest.MonkeyPatch, capability: tuple[int, int], arch: int
 ) -> None:
     give(machine, "some GPU", capability)
     gpu = device.open_gpu()
     assert (gpu.arch, gpu.activation_dtype, gpu.is_interpreted) == (arch, torch.bfloat16, False)
     assert open_memory("cuda").default_budget_bytes() == int(GPU_SHARE * (80 << 30))
+
+
+@pytest.mark.parametrize("arch", [80, 89])
+def test_tiles_that_smaller_gpus_borrow_fit_their_shared_memory(arch: int) -> None:
+    # 8.6 (A10, RTX 30) runs those of 8.0, 12.x those of 8.9: both have as much as 8.9.
+    kernels = read_snapshot(Path(__file__).parent / "kernels.json").kernels
+    taken = {key: figures["shared_bytes"] for key, figures in kernels.items() if key.endswith(f"@{arch}")}
+    assert taken
+    assert {key: size for key, size in taken.items() if size > SHARED_LIMITS[89]} == {}
 
 
 def test_an_old_gpu_is_named_with_what_would_do(machine: pytest.MonkeyPatch) -> None:

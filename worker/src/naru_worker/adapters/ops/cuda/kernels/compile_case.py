@@ -8,7 +8,9 @@ from typing import Any
 
 ARCHITECTURES = (80, 89, 90)
 """Compute capabilities that kernels are tuned and checked for: A100; L40S; H100 and H200. Others run with the tiles of
-the next lower one."""
+the next lower one that do not ask for more shared memory than they have."""
+_LIKE_89 = 12
+"""Compute capability 12.x (RTX 50, RTX PRO 6000): newer than H100, with 99 KiB for a program as on an L40S, not 227."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ def tuned_arch(capability: tuple[int, int]) -> int:
         ValueError: the GPU is older than all that kernels are made for.
     """
     number = 10 * capability[0] + capability[1]
+    if capability[0] == _LIKE_89:
+        return 89
     fitting = [arch for arch in ARCHITECTURES if arch <= number]
     if not fitting:
         raise ValueError(
