@@ -111,13 +111,18 @@ class FakeApi:
             "cuMemAddressReserve": (1 << 40,),
             "cuMemCreate": ("handle",),
             "cuMemGetInfo": (3, 8),
+            "cuStreamCreate": ("copies",),
         }
 
     def __getattr__(self, name: str) -> Any:
         if not (name.startswith("cu") and callable(getattr(self._real, name))):
             return getattr(self._real, name)
 
+        signature = str(getattr(self._real, name).__doc__).splitlines()[0]
+        num_parameters = len([each for each in signature.partition("(")[2].split(",") if each.strip(" )")])
+
         def call(*args: Any) -> tuple[Any, ...]:
+            assert len(args) == num_parameters, signature
             self.calls.append((name, args))
             if name == self._failing:
                 return (getattr(self._real.CUresult, self._status), *(None for _ in self.answers.get(name, ())))
@@ -130,6 +135,8 @@ def test_each_call_reaches_the_driver_with_its_arguments_in_the_context_of_its_g
     api = FakeApi(pytest.importorskip("cuda.bindings.driver"))
     driver = CudaDriver(5, api)
     assert driver.granularity == CHUNK_BYTES
+    # One that the streams of steps do not wait for, nor it for them.
+    assert api.calls[-1] == ("cuStreamCreate", (api.CUstream_flags.CU_STREAM_NON_BLOCKING,))
     api.calls.clear()
     address, handle = driver.reserve(4 * CHUNK_BYTES), driver.create(CHUNK_BYTES)
     driver.map(address, CHUNK_BYTES, handle)
@@ -151,9 +158,10 @@ def test_each_call_reaches_the_driver_with_its_arguments_in_the_context_of_its_g
         ("cuMemUnmap", (address, CHUNK_BYTES)),
         ("cuMemRelease", ("handle",)),
         ("cuMemAddressFree", (address, 4 * CHUNK_BYTES)),
-        ("cuMemcpyDtoH", (77, address, 3)),
-        ("cuMemcpyHtoD", (address, 77, 3)),
-        ("cuCtxSynchronize", ()),
+        ("cuMemcpyDtoHAsync", (77, address, 3, "copies")),
+        ("cuStreamSynchronize", ("copies",)),
+        ("cuMemcpyHtoDAsync", (address, 77, 3, "copies")),
+        ("cuStreamSynchronize", ("copies",)),
         ("cuMemGetInfo", ()),
     ]
     api.calls.clear()

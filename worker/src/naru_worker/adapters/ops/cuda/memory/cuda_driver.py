@@ -43,6 +43,9 @@ class CudaDriver:
         minimum = self._api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         [granularity] = self._device_call("cuMemGetAllocationGranularity", self._properties, minimum)
         self.granularity = int(granularity)
+        # Beside the steps of other models. To wait for the whole context is forbidden while another thread records a
+        # graph, and would break that.
+        [self._copies] = self._device_call("cuStreamCreate", self._api.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
     def reserve(self, num_bytes: int) -> int:
         """The first address of a new range."""
@@ -90,13 +93,13 @@ class CudaDriver:
 
     def copy_to_host(self, host_address: int, address: int, num_bytes: int) -> None:
         """Copies, and waits for it."""
-        self._device_call("cuMemcpyDtoH", host_address, address, num_bytes)
+        self._device_call("cuMemcpyDtoHAsync", host_address, address, num_bytes, self._copies)
+        self._device_call("cuStreamSynchronize", self._copies)
 
     def copy_to_device(self, address: int, host_address: int, num_bytes: int) -> None:
         """Copies, and waits for it."""
-        self._device_call("cuMemcpyHtoD", address, host_address, num_bytes)
-        # From pinned memory the call may come back earlier; and it went to a stream of its own.
-        self._device_call("cuCtxSynchronize")
+        self._device_call("cuMemcpyHtoDAsync", address, host_address, num_bytes, self._copies)
+        self._device_call("cuStreamSynchronize", self._copies)
 
     def _device_call(self, name: str, *args: Any) -> tuple[Any, ...]:
         """A call in the GPU's context, which each thread has to be given once."""

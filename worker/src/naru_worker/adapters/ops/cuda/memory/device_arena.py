@@ -64,7 +64,8 @@ class DeviceArena(Protocol):
     def sleep(self, spans: Sequence[HostSpan] | None = None) -> int:
         """Takes all memory away and keeps the addresses; returns the bytes that went back to the pool.
 
-        With `spans` the used bytes are copied there first, in order of address; without, they are void.
+        With `spans` the used bytes are copied there first, in order of address; without, they are void. The device has
+        done all work that it was given with them.
 
         Raises:
             ValueError: the spans are smaller than what is used; nothing has changed.

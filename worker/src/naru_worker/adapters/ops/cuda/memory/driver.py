@@ -52,7 +52,7 @@ class Driver(Protocol):
         """What the device has."""
 
     def copy_to_host(self, host_address: int, address: int, num_bytes: int) -> None:
-        """Copies, and returns when it is done."""
+        """Copies, and returns when it is done. Waits for no other work."""
 
     def copy_to_device(self, address: int, host_address: int, num_bytes: int) -> None:
         """Copies, and returns when it is done."""
