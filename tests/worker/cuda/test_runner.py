@@ -227,10 +227,17 @@ def test_a_step_that_finds_no_memory_ends_as_such_and_the_next_one_runs(monkeypa
     def refuse(step: object, logits_out: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
+    released: list[object] = []
+
+    def release(gpu: object) -> None:
+        released.append(gpu)
+
     with monkeypatch.context() as patch:
         patch.setattr(runner._ops, "begin", refuse)
+        patch.setattr(type(runner._gpu), "release", release)
         with pytest.raises(Unavailable, match=r"3 tokens .* 20\.00 GiB"):
             runner.run(batch, sampling([lane], 0))
+    assert released == [runner._gpu], "what is kept unused goes to whoever needs it"
     assert len(runner.run(batch, sampling([lane], 0)).token_ids) == 1
 
 

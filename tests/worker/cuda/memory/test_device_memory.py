@@ -43,6 +43,25 @@ def test_a_device_that_maps_has_one_pool_for_all_arenas() -> None:
     assert (memory.trim(), fake.used_bytes) == (2 * CHUNK_BYTES, 0)
 
 
+def test_before_a_device_is_full_others_give_back_what_they_only_keep() -> None:
+    fake = FakeCudaMemory(granularity=CHUNK_BYTES, capacity_bytes=3 * CHUNK_BYTES)
+    kept = [fake.create(CHUNK_BYTES) for _ in range(2)]
+    calls: list[int] = []
+
+    def make_room() -> None:
+        calls.append(len(kept))
+        while kept:
+            fake.destroy(kept.pop())
+
+    memory = open_device_memory("cuda:0", 8 * CHUNK_BYTES, lambda _device: fake, make_room)
+    arena = memory.make_arena(4 * CHUNK_BYTES)
+    arena.ensure(0, 3 * CHUNK_BYTES)
+    assert (calls, arena.mapped_bytes) == ([2], 3 * CHUNK_BYTES)
+    with pytest.raises(OutOfDeviceMemory):
+        arena.ensure(0, 4 * CHUNK_BYTES)
+    assert (calls, arena.mapped_bytes) == ([2, 0], 3 * CHUNK_BYTES)
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

@@ -169,9 +169,10 @@ def test_a_pool_keeps_so_much_for_reuse_and_sizes_that_do_not_fit_are_refused() 
     pool.give_back(pool.take(5))
     assert (pool.idle_bytes, fake.used_bytes, pool.free_bytes) == (2 * CHUNK, 2 * CHUNK, 8 * CHUNK)
     assert sorted(pool.take(2)) == sorted(fake.chunks), "kept chunks come first"
+    sizes: dict[str, Any] = {"budget_bytes": 0, "chunk_bytes": CHUNK}
     for wrong in ({"chunk_bytes": CHUNK + 1}, {"budget_bytes": -1}, {"max_idle_bytes": -1}):
         with pytest.raises(ValueError, match=r"chunk_bytes is|budget_bytes is"):
-            ChunkPool(fake, **({"budget_bytes": 0, "chunk_bytes": CHUNK} | wrong))
+            ChunkPool(fake, **(sizes | wrong))
 
 
 def test_threads_that_take_and_give_at_once_never_pass_the_budget_and_lose_nothing() -> None:

@@ -75,7 +75,8 @@ def open_gpu_memory() -> DeviceMemory:
         LoadError: see `open_gpu`.
     """
     gpu = open_gpu()
-    return open_device_memory(str(gpu.torch_device), gpu.total_bytes)
+    # What torch keeps of large steps is missing elsewhere, and comes back when a large step comes.
+    return open_device_memory(str(gpu.torch_device), gpu.total_bytes, make_room=torch.cuda.empty_cache)
 
 
 def _why_unavailable() -> str:

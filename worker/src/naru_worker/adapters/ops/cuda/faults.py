@@ -47,6 +47,11 @@ def is_device_fault(exc: RuntimeError) -> bool:
     return _is_of_cuda(exc) and not is_out_of_memory(exc) and not _tells(exc, _OF_ONE_CALL)
 
 
+def device_error(call: str, exc: RuntimeError) -> DeviceError:
+    """A failed device, as one of our errors."""
+    return DeviceError(call, "CUDA_ERROR", _first_line(exc))
+
+
 @contextmanager
 def told_apart(call: str, what: str) -> Iterator[None]:
     """Around work of the device: its errors become ours, others go on as they are.
@@ -65,7 +70,7 @@ def told_apart(call: str, what: str) -> Iterator[None]:
         if is_out_of_memory(exc):
             raise Unavailable(f"{what} has no room on the GPU: {_first_line(exc)}") from exc
         if is_device_fault(exc):
-            raise DeviceError(call, "CUDA_ERROR", _first_line(exc)) from exc
+            raise device_error(call, exc) from exc
         raise
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from naru_proto.errors import InternalError, LoadError, NaruError
+from naru_proto.errors import InternalError, LoadError, NaruError, Unavailable
 from naru_worker.adapters.models.decoder import DecoderWeights, forward, load_weights
 from naru_worker.adapters.ops.cuda.checkpoint_weights import DeviceWeights
 from naru_worker.adapters.ops.cuda.device import GpuDevice, open_gpu_memory
@@ -117,12 +117,16 @@ class CudaRunner:
 
         Up to two steps may be launched and not yet fetched. Raises as `run`.
         """
-        with torch.inference_mode(), told_apart("a launch", f"a step of {len(batch.token_ids)} tokens"):
-            logits, token_ids = self._forward(batch, wants_hidden=sampling.wants_hidden)
-            hidden = (self.config.hidden_size, self._normed) if sampling.wants_hidden else None
-            # The masks are waited for while the forward pass runs.
-            is_ahead = batch.token_ids.min(initial=0) < 0
-            return self._sampler.launch(logits, sampling, hidden, token_ids if is_ahead else None)
+        try:
+            with torch.inference_mode(), told_apart("a launch", f"a step of {len(batch.token_ids)} tokens"):
+                logits, token_ids = self._forward(batch, wants_hidden=sampling.wants_hidden)
+                hidden = (self.config.hidden_size, self._normed) if sampling.wants_hidden else None
+                # The masks are waited for while the forward pass runs.
+                is_ahead = batch.token_ids.min(initial=0) < 0
+                return self._sampler.launch(logits, sampling, hidden, token_ids if is_ahead else None)
+        except Unavailable:
+            self._gpu.release()  # torch may lack what the pool only keeps: the next step finds it
+            raise
 
     def fetch(self, step: Sampled) -> SampleOutput:
         """What a launched step drew; waits for that step only. In the order of launches.

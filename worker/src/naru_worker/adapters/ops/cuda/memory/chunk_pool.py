@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from naru_worker.adapters.ops.cuda.memory.driver import Driver
@@ -17,9 +17,15 @@ class ChunkPool:
     """Thread-safe. Chunks it has made, held by arenas or kept for reuse, never take more than the budget."""
 
     def __init__(
-        self, driver: Driver, budget_bytes: int, max_idle_bytes: int | None = None, chunk_bytes: int = CHUNK_BYTES
+        self,
+        driver: Driver,
+        budget_bytes: int,
+        max_idle_bytes: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        make_room: Callable[[], object] | None = None,
     ) -> None:
-        """`max_idle_bytes`: how much of what comes back is kept for the next one; None: all.
+        """`max_idle_bytes`: how much of what comes back is kept for the next one; None: all. `make_room` has others
+        give the device what they only keep: called once where it has no more, before that is the answer.
 
         Raises:
             ValueError: a size is out of range, or no multiple of the device's granularity.
@@ -35,6 +41,7 @@ class ChunkPool:
         self.chunk_bytes = chunk_bytes
         self.budget_bytes = budget_bytes
         self._max_idle = (budget_bytes if max_idle_bytes is None else max_idle_bytes) // chunk_bytes
+        self._make_room = make_room
         self._lock = threading.Lock()
         self._idle: list[Any] = []
         self._num_held = 0
@@ -76,7 +83,7 @@ class ChunkPool:
         # Making a chunk takes the device long; others may take and give meanwhile.
         try:
             while len(chunks) < num_chunks:
-                chunks.append(self.driver.create(self.chunk_bytes))
+                chunks.append(self._created())
         except BaseException as exc:
             with self._lock:
                 self._num_held -= num_chunks - len(chunks)
@@ -85,6 +92,15 @@ class ChunkPool:
                 raise OutOfDeviceMemory(num_chunks * self.chunk_bytes, exc.message) from exc
             raise
         return chunks
+
+    def _created(self) -> Any:
+        try:
+            return self.driver.create(self.chunk_bytes)
+        except OutOfDeviceMemory:
+            if self._make_room is None:
+                raise
+            self._make_room()
+            return self.driver.create(self.chunk_bytes)
 
     def give_back(self, chunks: Sequence[Any]) -> None:
         """Takes chunks that are mapped nowhere; those beyond the limit of idle ones go to the device.

@@ -44,10 +44,13 @@ class DeviceMemory:
 
 
 def open_device_memory(
-    device: str, budget_bytes: int, make_driver: Callable[[int], Driver] = CudaDriver
+    device: str,
+    budget_bytes: int,
+    make_driver: Callable[[int], Driver] = CudaDriver,
+    make_room: Callable[[], object] | None = None,
 ) -> DeviceMemory:
     """The memory of ``cpu``, ``cuda`` (the first GPU) or ``cuda:N``, of which all arenas together take `budget_bytes`
-    at most.
+    at most. `make_room`: see `ChunkPool`.
 
     Raises:
         ValueError: no such name of a device, or a budget below 0.
@@ -63,4 +66,4 @@ def open_device_memory(
         _log.warning("memory of %s is taken in fixed buffers: %s", device, exc.message)
         return DeviceMemory(device, None, exc.message)
     chunk_bytes = -(-CHUNK_BYTES // driver.granularity) * driver.granularity
-    return DeviceMemory(device, ChunkPool(driver, budget_bytes, chunk_bytes=chunk_bytes), "")
+    return DeviceMemory(device, ChunkPool(driver, budget_bytes, chunk_bytes=chunk_bytes, make_room=make_room), "")

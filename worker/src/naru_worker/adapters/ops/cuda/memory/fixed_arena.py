@@ -32,6 +32,9 @@ class FixedArena:
             self._bytes: torch.Tensor | None = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError as exc:
             raise OutOfDeviceMemory(num_bytes, f"{device} has no more") from exc
+        if self._bytes.is_cuda:
+            # Work that was launched before may still be at what torch had there; other streams do not wait for it.
+            torch.cuda.current_stream(self._bytes.device).synchronize()
         self._reserved = num_bytes
         self._used = ByteRanges()
         self._is_asleep = False
