@@ -45,6 +45,7 @@ class Cuda:
 
             def __init__(self, graph: Graph, pool: object, capture_error_mode: str) -> None:
                 assert capture_error_mode == "thread_local"
+                cuda.calls.append(("capture into", pool))
 
             def __enter__(self) -> None:
                 self.before, cuda.current = cuda.current, "capture"
@@ -72,7 +73,8 @@ class Cuda:
         patch.setattr(torch.cuda, "graph", Capture)
         patch.setattr(torch.cuda, "Stream", lambda device: "copies")
         patch.setattr(torch.cuda, "current_stream", lambda device: cuda.current)
-        patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+        handles = iter(range(10))
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
         patch.setattr(torch.cuda, "synchronize", forbidden)
 
 
@@ -108,3 +110,12 @@ def test_a_graph_is_replayed_on_the_stream_of_computation_whatever_is_current(cu
     cuda.current = "another"
     graph.replay()
     assert cuda.calls[-1] == ("replay", "default")
+
+
+def test_graphs_share_a_pool_that_ends_with_the_last_of_them(cuda: Cuda) -> None:
+    streams = TorchStreams(torch.device("cpu"))
+    graphs = [streams.capture(lambda: None) for _ in range(2)]
+    graphs.append(streams.capture(lambda: None))
+    graphs.clear()
+    graphs.append(streams.capture(lambda: None))
+    assert [pool for call, pool in cuda.calls if call == "capture into"] == [0, 0, 0, 1]

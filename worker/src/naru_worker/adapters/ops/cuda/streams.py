@@ -6,6 +6,7 @@ nothing runs before somebody waits for it. What is submitted must not wait for t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -116,12 +117,14 @@ class TorchStreams:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
+        self._graphs: weakref.WeakSet[_TorchGraph] = weakref.WeakSet()
         self.compute: Stream = _TorchStream(torch.cuda.current_stream(device))
         self.copies: Stream = _TorchStream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
     def capture(self, work: Callable[[], Any]) -> Graph:
         """Records work without running it."""
-        if self._pool is None:
+        # torch ends a pool with its last graph, and does not take it for another one.
+        if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Threads that load another model's weights allocate memory meanwhile: only this one's calls are looked at. The
@@ -131,7 +134,9 @@ class TorchStreams:
             torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
         ):
             output = work()
-        return _TorchGraph(graph, output, self.compute)
+        captured = _TorchGraph(graph, output, self.compute)
+        self._graphs.add(captured)
+        return captured
 
     def host_buffer(self, num_bytes: int) -> Tensor:
         """Pinned memory."""
