@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from naru_worker.adapters.ops.cuda.memory.errors import DeviceError  # noqa: E402
+from naru_worker.adapters.ops.cuda.recording import empty_torch_cache, recording  # noqa: E402
 from naru_worker.adapters.ops.cuda.streams import TorchStreams  # noqa: E402
 
 
@@ -119,3 +121,34 @@ def test_graphs_share_a_pool_that_ends_with_the_last_of_them(cuda: Cuda) -> None
     graphs.clear()
     graphs.append(streams.capture(lambda: None))
     assert [pool for call, pool in cuda.calls if call == "capture into"] == [0, 0, 0, 1]
+
+
+def is_kept_from_others() -> bool:
+    """Whether another thread would wait for `recording`."""
+    found: list[bool] = []
+
+    def ask() -> None:
+        found.append(not recording.acquire(blocking=False))
+        if not found[0]:
+            recording.release()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_no_thread_empties_torchs_cache_while_another_one_records(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.append(is_kept_from_others()))
+    TorchStreams(torch.device("cpu")).capture(lambda: found.append(is_kept_from_others()))
+    empty_torch_cache()
+    assert (found, is_kept_from_others()) == ([True, True], False)
+
+
+def test_a_torch_that_gives_nothing_back_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
+    empty_torch_cache()

@@ -11,6 +11,7 @@ from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.cuda.interpreter import is_interpreted
 from naru_worker.adapters.ops.cuda.kernels.compile_case import tuned_arch
 from naru_worker.adapters.ops.cuda.memory.device_memory import DeviceMemory, open_device_memory
+from naru_worker.adapters.ops.cuda.recording import empty_torch_cache
 
 _INTERPRETED_ARCH = 80
 """Its tiles are the smallest."""
@@ -37,7 +38,7 @@ class GpuDevice:
     def release(self) -> None:
         """Gives what nobody uses back to the driver."""
         open_gpu_memory().trim()
-        torch.cuda.empty_cache()
+        empty_torch_cache()
 
     @property
     def activation_dtype(self) -> torch.dtype:
@@ -76,7 +77,7 @@ def open_gpu_memory() -> DeviceMemory:
     """
     gpu = open_gpu()
     # What torch keeps of large steps is missing elsewhere, and comes back when a large step comes.
-    return open_device_memory(str(gpu.torch_device), gpu.total_bytes, make_room=torch.cuda.empty_cache)
+    return open_device_memory(str(gpu.torch_device), gpu.total_bytes, make_room=empty_torch_cache)
 
 
 def _why_unavailable() -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from naru_worker.adapters.ops.cuda.faults import told_apart
+from naru_worker.adapters.ops.cuda.recording import empty_torch_cache, recording
 
 Work = Callable[[], object]
 
@@ -130,6 +131,7 @@ class TorchStreams:
         # Threads that load another model's weights allocate memory meanwhile: only this one's calls are looked at. The
         # outer block: a capture that fails may leave its own stream behind as the current one.
         with (
+            recording,
             torch.cuda.stream(torch.cuda.current_stream(self._device)),
             torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
         ):
@@ -149,7 +151,7 @@ class TorchStreams:
 
     def held_bytes(self) -> int:
         """Device memory that torch holds now; what it only kept for later goes back first, as a capture does it."""
-        torch.cuda.empty_cache()
+        empty_torch_cache()
         return torch.cuda.memory_reserved(self._device)
 
 
