@@ -135,3 +135,6 @@ class GroupRunner:
             if self._group.has_ended(number):  # all exchanges were made: only this step is lost
                 raise
             raise self._group.loss(f"{type(exc).__name__}: {exc}") from exc
+        if self._group.is_lost:
+            # NCCL that was given up lets go of the device as if all had come: what was computed behind it is noise.
+            raise self._group.loss()
