@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,3 +99,16 @@ def test_every_file_that_a_dockerfile_copies_counts() -> None:
         assert copied
         missing = [name for name in copied if not any(f == name or f.startswith(f"{name.rstrip('/')}/") for f in read)]
         assert missing == [], part.name
+
+
+def test_a_package_with_files_for_newer_pythons_does_not_end_a_build(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text("x = 1\n")
+    (tmp_path / "newer.py").write_text("def f[[T]](): this is not Python yet\n")
+    step = (ROOT / "images" / "steps" / "dependencies.sh").read_text(encoding="utf-8")
+    command = step[step.index("/opt/naru/bin/python -m compileall") :]
+    command = command.replace("/opt/naru/bin/python", sys.executable).replace("/opt/naru/lib", str(tmp_path))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
+    done = subprocess.run(["sh", "-euc", command], check=False, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "newer.py" in done.stdout + done.stderr and "without bytecode" in done.stderr
+    assert [path.name.partition(".")[0] for path in tmp_path.glob("__pycache__/*.pyc")] == ["good"]
