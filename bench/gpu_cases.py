@@ -17,7 +17,7 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "worker" / "support"))
 
-from memory_models import random_tensor
+from memory_models import random_blocks
 
 from naru_worker.adapters.ops.cuda.kernels.act import act
 from naru_worker.adapters.ops.cuda.kernels.copy_blocks import copy_blocks
@@ -198,8 +198,7 @@ def _fp8(setup: Setup, kind: str, rows: int) -> KernelCase:
 
 @cache
 def _random_weights(tensor_format: TensorFormat, rows: int, columns: int) -> RawTensor:
-    part, _ = random_tensor("w", tensor_format, (rows, columns), np.random.default_rng(0))
-    return part
+    return random_blocks("w", tensor_format, (rows, columns), np.random.default_rng(0))
 
 
 def _product(

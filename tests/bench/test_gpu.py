@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,9 @@ class Ticking:
         return float(end - start) * 1e-3
 
 
+MEASURED = ("place", "limits", "cases", "attention_cases", "sampler_cases", "run", "decode", "report")
+
+
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     """The CPU under Triton's interpreter, with the smallest sizes that all cases take."""
@@ -52,6 +57,15 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     setup = Setup(torch.device("cpu"), 80, torch.float32, hidden=256, context=4, prompt=18, **sizes)
     model = Model("tiny", ModelShape(1, 32, 48, 2, 1, 16, 97, is_head_tied=True), 64)
     return Place("NVIDIA Test", setup, Ticking(), 1 << 12, 16, model, (1,), 20)
+
+
+def test_kernels_and_steps_are_measured_without_what_only_tests_and_servers_need() -> None:
+    # Whoever lends a GPU for an hour has torch and Triton there, and not the rest.
+    absent = ("gguf", "pydantic", "grpc", "httpx", "psutil", "tokenizers", "transformers", "safetensors", "yaml")
+    modules = ", ".join(f"bench.gpu_{name}" for name in MEASURED)
+    script = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import {modules}"
+    root = Path(gpu.__file__).parents[1]
+    subprocess.run([sys.executable, "-c", script], cwd=root, check=True)
 
 
 def test_a_whole_run_writes_both_files_and_says_what_it_left_out(
