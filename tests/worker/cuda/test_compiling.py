@@ -183,8 +183,36 @@ def test_a_case_that_does_not_fit_its_kernel_is_an_error(change: dict[str, Any],
         compile_case(replace(CASE, **change))
 
 
-def test_a_gpu_runs_with_the_tiles_of_the_next_lower_architecture_and_none_below_the_lowest() -> None:
-    given = [(8, 0), (8, 6), (8, 9), (9, 0), (12, 0)]
-    assert [tuned_arch(each) for each in given] == [80, 80, 89, 90, 90]
+def test_a_gpu_runs_with_the_tiles_of_the_next_lower_architecture_that_fits_and_none_below_the_lowest() -> None:
+    given = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+    assert [tuned_arch(each) for each in given] == [80, 80, 89, 90, 90, 89]
     with pytest.raises(ValueError, match=r"a GPU of compute capability 7\.5 is too old; 8\.0"):
         tuned_arch((7, 5))
+
+
+BORROWERS = """
+import dataclasses
+from naru_worker.adapters.ops.cuda import judging
+from naru_worker.adapters.ops.cuda.figures import cases_of, compile_case
+from naru_worker.adapters.ops.cuda.kernels.compile_case import tuned_arch
+
+kernels = {
+    "attention_decode": "attention_decode/bf16/kv-int8/d128/rows-4-of-8",
+    "attention_prefill": "attention_prefill/bf16/kv-bf16/d256",
+    "gemm_groups": "gemm_groups_prompt/bf16/w4-g32-z8/m128",
+    "grouped_gemm": "grouped_gemm/bf16/dense/prompt",
+}
+for major, minor, limit in ((8, 6, 99), (10, 0, 227), (12, 0, 99)):
+    for module, name in kernels.items():
+        [case] = [case for case in cases_of(module, tuned_arch((major, minor))) if case.name == name]
+        figures = compile_case(dataclasses.replace(case, arch=10 * major + minor, expects=()))
+        assert figures.shared_bytes <= limit * 1024, (major, minor, name, figures.shared_bytes)
+        assert figures.registers * figures.threads <= judging.REGISTERS, (major, minor, name, figures.registers)
+"""
+
+
+@pytest.mark.gpu_offline
+@pytest.mark.timeout(1800)
+def test_gpus_that_borrow_tiles_have_the_memory_and_registers_for_the_largest_kernels() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", BORROWERS], env=environment, check=True)
