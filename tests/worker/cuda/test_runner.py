@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -204,6 +206,25 @@ def test_a_step_without_wanted_rows_draws_nothing() -> None:
     [lane] = lanes_for([[1, 2, 3]], BLOCK, 1)
     batch = replace(batch_of([(lane, 2)], BLOCK), logits_rows=np.zeros(0, np.int32))
     assert len(runner.run(batch, sampling([], 0)).token_ids) == 0
+
+
+def test_a_closed_runner_holds_no_tensor_for_the_garbage_collector_to_find() -> None:
+    runner = runner_on(FakeStreams(6))
+    lane = Lane([1, 2, 3, 4], [1, 2], num_prompt_tokens=2)
+    for count in (2, 1, 1):  # a prompt, then eagerly, then by a graph
+        runner.run(batch_of([(lane, count)], BLOCK), sampling([lane], 0))
+        lane.num_computed += count
+    owners = (runner._sampler, runner._staging, runner.graphs._staging, runner._ops)
+    held = [weakref.ref(owner) for owner in owners]
+    assert all(each() is not None for each in held)
+    del owners
+    gc.disable()
+    try:
+        runner.close()
+        assert [each() for each in held] == [None] * 4
+        runner.close()
+    finally:
+        gc.enable()
 
 
 def test_a_device_that_dies_says_so_in_every_later_call_and_can_be_closed() -> None:

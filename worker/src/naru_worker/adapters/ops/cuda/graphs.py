@@ -190,8 +190,9 @@ class DecodeGraphs:
         return graph.output, tensors.token_ids
 
     def forget(self) -> None:
-        """Gives up all graphs; they are made anew where steps still need them."""
+        """Gives up all graphs and their inputs' place; they are made anew where steps still need them."""
         self._graphs.clear()
+        self._staging = None
 
     def _graph(self, key: GraphKey, tensors: StepTensors) -> Graph | None:
         graph = self._graphs.pop(key, None)

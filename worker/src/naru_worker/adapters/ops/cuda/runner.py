@@ -170,6 +170,9 @@ class CudaRunner:
         self.graphs.forget()
         self._ops = self._weights = self._logits = None
         self._words = torch.empty(0, dtype=torch.int32)
+        # Engines and runners are in cycles, which are collected late: what has memory of the GPU goes at once.
+        for name in ("_sampler", "_staging"):
+            self.__dict__.pop(name, None)
         self._kv_blocks.arena.close()
         self._space.close()
 
