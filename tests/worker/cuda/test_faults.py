@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 pytestmark = pytest.mark.torch
@@ -54,6 +56,20 @@ def test_an_error_is_a_failed_device_or_missing_room_or_its_own(exc: RuntimeErro
     if exc not in OF_ONE_CALL:
         assert "\n" not in str(caught.value)
         assert caught.value.__cause__ is exc
+
+
+def test_an_error_of_missing_room_keeps_nothing_of_the_step_alive() -> None:
+    held: list[weakref.ref[object]] = []
+
+    def compute() -> None:
+        activations = torch.zeros(4)
+        held.append(weakref.ref(activations))
+        raise NO_ROOM[0]
+
+    with pytest.raises(Unavailable) as caught, told_apart("a launch", "a step of 3 tokens"):
+        compute()
+    assert caught.value.__cause__ is NO_ROOM[0]
+    assert [each() for each in held] == [None]
 
 
 def test_an_encoder_tells_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ All of them are plain RuntimeErrors with a text. Used wherever work is launched 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -68,6 +69,8 @@ def told_apart(call: str, what: str) -> Iterator[None]:
         yield
     except RuntimeError as exc:
         if is_out_of_memory(exc):
+            # The error lives until somebody was told; what the step had must be free before.
+            traceback.clear_frames(exc.__traceback__)
             raise Unavailable(f"{what} has no room on the GPU: {_first_line(exc)}") from exc
         if is_device_fault(exc):
             raise device_error(call, exc) from exc
