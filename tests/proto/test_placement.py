@@ -113,10 +113,13 @@ def test_a_cut_copy_takes_its_share_of_each_accelerator() -> None:
     assert place([want(num_bytes=120, num_accelerators=2)], [two, four]).workers("m") == ("two",)
     # 50 bytes on each of four: one copy of 60 fits on none of them, though 200 are free.
     assert place([want(num_bytes=60)], [four]).unplaced[0].reason.startswith("a copy needs 0.0 MB")
+    # Copies lie on the first ones, which have 10 left: those that no copy is on yet help nobody.
     held = {"x": Held(num_bytes=80, num_accelerators=2, num_in_flight=1)}
     busy = slot("four", 200, num_accelerators=4, holding=held)
-    assert place([want(num_bytes=100, num_accelerators=2)], [busy]).workers("m") == ("four",)
-    assert place([want(num_bytes=100, num_accelerators=4)], [busy]).workers("m") == ()
+    assert place([want(num_bytes=40, num_accelerators=4)], [busy]).workers("m") == ("four",)
+    assert place([want(num_bytes=20, num_accelerators=2)], [busy]).workers("m") == ("four",)
+    assert place([want(num_bytes=24, num_accelerators=2)], [busy]).workers("m") == ()
+    assert place([want(num_bytes=44, num_accelerators=4)], [busy]).workers("m") == ()
     found = place([want(num_accelerators=8)], [two, four]).unplaced[0]
     assert found.reason == "a copy needs 8 accelerators; the most that a worker has is 4, on 'four'"
 

@@ -1,6 +1,7 @@
 """The words of placement: what workers have, what is wanted, what was decided and why. Data alone.
 
-Bytes of a worker are those of all its accelerators together; a copy that is cut over k of them takes a k-th on each.
+Bytes of a worker are those of all its accelerators together; a copy that is cut over k of them takes a k-th on each of
+the first k.
 """
 
 from __future__ import annotations

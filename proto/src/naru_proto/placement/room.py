@@ -1,14 +1,13 @@
-"""What fits on a worker: accelerators as a vector, idle copies that could leave, and words for both. Pure.
+"""What fits on a worker: room on its accelerators, idle copies that could leave, and words for both. Pure.
 
 Used by all decisions of this package.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from naru_proto.placement.model import Held, HeldState, Want, WorkerSlot
+from naru_proto.placement.model import Held, Want, WorkerSlot
 
 Items = Mapping[str, Held]
 """Model to its copy on one worker."""
@@ -29,33 +28,26 @@ def room_bytes(slot: WorkerSlot, added: Items, removed: Collection[str], num_acc
 
     On several accelerators it is what the fullest of those it would take has left, times their number.
     """
-    if slot.num_accelerators == 1 and not added and not removed:
+    if slot.num_accelerators > 1:
+        return _left_on_the_first(slot, added, removed) * num_accelerators
+    if not added and not removed:
         return slot.free_bytes
     coming = sum(held.num_bytes for held in added.values())
     gone = sum(slot.holding[name].booked_bytes for name in removed)
-    if slot.num_accelerators == 1:
-        return slot.free_bytes - coming + gone
-    free = sorted(_accelerators(slot, added, removed), reverse=True)
-    return free[num_accelerators - 1] * num_accelerators
+    return slot.free_bytes - coming + gone
 
 
-def _accelerators(slot: WorkerSlot, added: Items, removed: Collection[str]) -> list[int]:
-    """What each accelerator has left. Workers do not tell which copy lies on which, so the largest shares are laid
-    first, each on those that have most left.
-    """
-    items = [(name, held, held.booked_bytes + held.coming_bytes) for name, held in slot.holding.items()]
+def _left_on_the_first(slot: WorkerSlot, added: Items, removed: Collection[str]) -> int:
+    """Bytes that a worker's first accelerator has left: every copy lies on it, so none has less."""
+    items = [
+        (held, held.booked_bytes + held.coming_bytes) for name, held in slot.holding.items() if name not in removed
+    ]
+    items += [(held, held.num_bytes) for held in added.values()]
     booked = sum(held.booked_bytes for held in slot.holding.values())
-    items = [item for item in items if item[0] not in removed]
-    items += [(name, held, held.num_bytes) for name, held in added.items()]
     # What belongs to no model lies on all of them alike.
     rest = -(-max(0, slot.used_bytes - booked) // slot.num_accelerators)
-    taken = [(rest, index) for index in range(slot.num_accelerators)]
-    shares = [(-(-size // max(1, held.num_accelerators)), name, held.num_accelerators) for name, held, size in items]
-    for share, _, count in sorted(shares, key=lambda each: (-each[0], each[1])):
-        emptiest = [heapq.heappop(taken) for _ in range(min(count, len(taken)))]
-        for num_bytes, index in emptiest:
-            heapq.heappush(taken, (num_bytes + share, index))
-    return [slot.budget_bytes // slot.num_accelerators - num_bytes for num_bytes, _ in taken]
+    shares = sum(-(-size // max(1, held.num_accelerators)) for held, size in items)
+    return slot.budget_bytes // slot.num_accelerators - rest - shares
 
 
 def choose_victims(
@@ -96,15 +88,9 @@ def victim_cost(slot: WorkerSlot, victims: Iterable[str]) -> tuple[int, int]:
 
 
 def fits(slot: WorkerSlot, want: Want, added: Items, removed: Collection[str]) -> bool:
-    """Whether a further copy fits, and on several accelerators leaves none of them fuller than it may be."""
-    if room_bytes(slot, added, removed, want.num_accelerators) < want.share_bytes * want.num_accelerators:
-        return False
-    if slot.num_accelerators == 1:
-        return True
-    # With it the shares are laid anew, as they will be when it is there.
-    copy = Held(HeldState.COMING, want.num_bytes, False, num_accelerators=want.num_accelerators)
-    least = min(_accelerators(slot, added, removed))
-    return min(_accelerators(slot, {**added, want.model: copy}, removed)) >= min(0, least)
+    """Whether a further copy fits, on each of the accelerators it would take."""
+    needed = want.share_bytes * want.num_accelerators
+    return room_bytes(slot, added, removed, want.num_accelerators) >= needed
 
 
 def why_nowhere(want: Want, slots: Iterable[WorkerSlot], rooms: Mapping[str, tuple[int, int]]) -> str:
