@@ -45,18 +45,18 @@ class ThreadRanks:
                 raise error
             return [future.result() for future in futures]
 
-    def all_gather_into_tensor(self, output: Tensor, given: Tensor) -> None:
+    def all_gather_into_tensor(self, output: Tensor, given: Tensor, group: None) -> None:
         pieces = self._exchange("all_gather", given)
         assert output.numel() == self.size * given.numel()
         for part, piece in zip(output.view(self.size, -1), pieces, strict=True):
             part.copy_(piece.reshape(-1))
 
-    def all_to_all_single(self, output: Tensor, given: Tensor) -> None:
+    def all_to_all_single(self, output: Tensor, given: Tensor, group: None) -> None:
         pieces = self._exchange("all_to_all", given)
         for part, piece in zip(output.view(self.size, -1), pieces, strict=True):
             part.copy_(piece.view(self.size, -1)[self._own.rank])
 
-    def gather(self, given: Tensor, outputs: list[Tensor] | None, dst: int) -> None:
+    def gather(self, given: Tensor, outputs: list[Tensor] | None, dst: int, group: None) -> None:
         pieces = self._exchange("gather", given)
         assert (outputs is not None) == (self._own.rank == dst)
         for output, piece in zip(outputs or [], pieces, strict=outputs is not None):

@@ -68,7 +68,12 @@ class Boss:
         return frame.header
 
     def load(self, **changes: Any) -> dict[str, Any]:
-        header = {"path": str(self.path), "backend": "ref", "options": dataclasses.asdict(OPTIONS)}
+        header: dict[str, Any] = {
+            "path": str(self.path),
+            "size": 2,
+            "backend": "ref",
+            "options": dataclasses.asdict(OPTIONS),
+        }
         return self.tell(do="load", model=1, **(header | changes))
 
 
@@ -77,7 +82,7 @@ def boss(tiny_model: Callable[[TinySpec], Path], request: pytest.FixtureRequest)
     mine, its = socket.socketpair()
     collectives, statuses = Alone(), []
     mine.settimeout(60)
-    thread = threading.Thread(target=lambda: statuses.append(Follower(its, collectives).serve()))
+    thread = threading.Thread(target=lambda: statuses.append(Follower(its, {2: collectives}).serve()))
     thread.start()
     yield Boss(mine, collectives, tiny_model(TinySpec()))
     mine.close()
@@ -154,9 +159,9 @@ def test_a_rank_tells_how_many_exchanges_it_has_begun_while_it_is_in_one() -> No
     mine, its = socket.socketpair()
     with mine, its:
         assert ask(mine, 0.0) is None, "nobody answers yet"
-        counted: Any = SimpleNamespace(num_begun=41)
+        counted = SimpleNamespace(num_begun=41)
         has_ended = threading.Event()
-        answer_pulses(its, counted, has_ended.set)
+        answer_pulses(its, lambda: counted.num_begun, has_ended.set)
         assert ask(mine, 60.0) == 41, "of the question before, which came too late for its asker"
         counted.num_begun = 42
         while ask(mine, 60.0) != 42:

@@ -16,7 +16,7 @@ import pytest
 
 # A busy machine takes long to import torch in four processes.
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from backends import load  # noqa: E402
 from batches import all_logits, batch_of, greedy, lanes_for  # noqa: E402
@@ -26,11 +26,12 @@ from tiny_models import TinySpec  # noqa: E402
 
 from naru_proto.errors import LoadError  # noqa: E402
 from naru_worker.adapters.ops.protocol import Runner, RunnerOptions  # noqa: E402
-from naru_worker.adapters.ops.tensor_parallel import follower_process  # noqa: E402
+from naru_worker.adapters.ops.tensor_parallel import follower_process, opening  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.errors import RankLost  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.follower_process import gpu_of  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.group_runner import load_over_group  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.joining import join  # noqa: E402
+from naru_worker.adapters.ops.tensor_parallel.opening import open_group  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.rank_group import RankGroup  # noqa: E402
 
 OPTIONS = RunnerOptions(
@@ -56,8 +57,8 @@ def quantized_file(path: Path) -> Path:
     return path
 
 
-def assert_same_as_one_process(group: RankGroup, path: Path, num_tokens: int) -> None:
-    one, many = load("ref", path, max_model_len=512), load_over_group(group, path, "ref", OPTIONS)
+def assert_same_as_one_process(group: RankGroup, size: int, path: Path, num_tokens: int) -> None:
+    one, many = load("ref", path, max_model_len=512), load_over_group(group, size, path, "ref", OPTIONS)
     token_ids = [3 + i % 200 for i in range(num_tokens)]
     expected = all_logits(one, token_ids)
     # The ranks' parts of a sum are rounded in another order: some float32 roundings (6e-8) of the largest number.
@@ -95,13 +96,13 @@ def test_two_ranks_answer_as_one_process_until_one_is_killed(
     group = RankGroup(2, "gloo")
     try:
         # Sums of more than 256 KiB, and of less.
-        assert_same_as_one_process(group, tiny_model(BIASED), 300)
-        assert_same_as_one_process(group, quantized_file(tmp_path / "model.gguf"), 20)
+        assert_same_as_one_process(group, 2, tiny_model(BIASED), 300)
+        assert_same_as_one_process(group, 2, quantized_file(tmp_path / "model.gguf"), 20)
         with pytest.raises(LoadError, match="tensor_parallel_size must be a divisor of num_heads"):
-            load_over_group(group, tiny_model(TinySpec(num_heads=3, num_kv_heads=3, head_dim=16)), "ref", OPTIONS)
+            load_over_group(group, 2, tiny_model(TinySpec(num_heads=3, num_kv_heads=3, head_dim=16)), "ref", OPTIONS)
         with pytest.raises(RuntimeError, match="is a rank of a group already"):
-            join(None, 0, 2, "gloo", 1.0)
-        runner = load_over_group(group, tiny_model(GROUPED), "ref", OPTIONS)
+            join(None, group.collectives, 2, "gloo", 1.0)
+        runner = load_over_group(group, 2, tiny_model(GROUPED), "ref", OPTIONS)
         assert_rank_0_samples_and_a_failure_there_costs_one_step(runner)
         [pid] = group.pids
         os.kill(pid, signal.SIGKILL)
@@ -121,13 +122,21 @@ def test_two_ranks_answer_as_one_process_until_one_is_killed(
 def test_four_ranks_answer_as_one_process_until_one_hangs(tiny_model: Callable[[TinySpec], Path]) -> None:
     group = RankGroup(4, "gloo")
     try:
-        assert_same_as_one_process(group, tiny_model(GROUPED), 20)
-        runner = load_over_group(group, tiny_model(GROUPED), "ref", OPTIONS)
+        # Over the first two, then over all: those who take no part are not waited for.
+        assert_same_as_one_process(group, 2, tiny_model(GROUPED), 20)
+        assert_same_as_one_process(group, 4, tiny_model(GROUPED), 20)
+        half = load_over_group(group, 2, tiny_model(GROUPED), "ref", OPTIONS)
+        runner = load_over_group(group, 4, tiny_model(GROUPED), "ref", OPTIONS)
+        told: list[RankLost] = []
+        group.tell_loss(told.append)
         group.timeout_s = 0.5
         pids = group.pids
         os.kill(pids[1], signal.SIGSTOP)
         with pytest.raises(RankLost, match=r"rank 2 of 4 is lost: no sign of life for 0\.5 s"):
             all_logits(runner, [1, 2, 3])
+        with pytest.raises(RankLost) as caught:
+            all_logits(half, [1, 2, 3])
+        assert told == [caught.value]
     finally:
         group.close()
     assert not any(map(is_alive, pids))
@@ -135,8 +144,17 @@ def test_four_ranks_answer_as_one_process_until_one_hangs(tiny_model: Callable[[
 
 def test_a_rank_that_does_not_start_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower_process, "MODULE", "naru_worker.no_such_module")
-    with pytest.raises(RankLost, match="rank 1 of 2 is lost: its process has ended with status 1"):
-        RankGroup(2, "gloo")
+    with pytest.raises(LoadError, match=r"brought together: rank 1 of 2 is lost: .* ended with status 1;"):
+        open_group("ref", 2, 120.0)
+
+
+def test_too_few_gpus_are_told_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "is_interpreted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    words = r"num_accelerators is 2, and this process sees 1 GPUs \(CUDA_VISIBLE_DEVICES is 'GPU-a'\); give the pod 2"
+    with pytest.raises(LoadError, match=words):
+        open_group("cuda", 2, 120.0)
 
 
 @pytest.mark.parametrize(
@@ -156,3 +174,16 @@ def test_each_rank_sees_its_own_gpu(visible: str | None, names: list[str], monke
 def test_a_group_has_at_least_two_ranks() -> None:
     with pytest.raises(ValueError, match="size is 1"):
         RankGroup(1, "gloo")
+
+
+def test_a_rank_that_ends_while_it_joins_is_lost_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "half_a_rank.py").write_text(
+        "import socket, struct, sys\n"
+        "orders, hello = socket.socket(fileno=int(sys.argv[1])), b'{\"done\": 0}'\n"
+        "orders.sendall(struct.pack('<II', len(hello), 0) + hello)\n"
+        "sys.exit(7 if orders.recv(1) else 8)\n"
+    )
+    monkeypatch.setattr(follower_process, "MODULE", "half_a_rank")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RankLost, match="rank 1 of 2 is lost: its process has ended with status 7"):
+        RankGroup(2, "gloo", timeout_s=10.0, start_timeout_s=30.0)

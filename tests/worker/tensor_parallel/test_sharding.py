@@ -149,3 +149,18 @@ def test_a_tensor_whose_blocks_would_be_parted_is_named() -> None:
     rank = ShardedCheckpoint(whole, 0, 4)
     with pytest.raises(LoadError, match=r"'layers.0.o' is q4_0, where 32 columns share a scale: .* columns 0 and 16"):
         rank.get("layers.0.o")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sizes_are_known_without_reading_columns(name: str) -> None:
+    whole, size = MODELS[name]
+    rank = ShardedCheckpoint(whole, size - 1, size)
+    blank = rank.sizes()
+    for full in expected_shapes(rank.config):
+        if not rank.has(full):
+            continue
+        ours, theirs = blank.get(full), rank.get(full)
+        assert (ours.name, ours.format, ours.shape) == (theirs.name, theirs.format, theirs.shape)
+        assert ours.data.nbytes == theirs.data.nbytes
+        if full.endswith((".o", ".down")):
+            assert ours.data.strides == (0,), "one byte of memory"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from memory_models import MemoryCheckpoint, checkpoint_of, config_of  # noqa: E4
 from thread_ranks import ThreadRanks  # noqa: E402
 
 from naru_worker.adapters.ops.protocol import RunnerOptions  # noqa: E402
-from naru_worker.adapters.ops.ref import load_runner  # noqa: E402
+from naru_worker.adapters.ops.ref import load_runner, weight_bytes  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel import collectives  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.collectives import TorchCollectives  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.errors import CollectiveFailed  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.parallel_ops import ParallelOps  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.ref_shard import load_shard  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.sharded_checkpoint import ShardedCheckpoint  # noqa: E402
+from naru_worker.adapters.ops.tensor_parallel.shards import shard_sizes  # noqa: E402
 
 OPTIONS = RunnerOptions(
     block_size=16, num_blocks=8, max_num_tokens=64, max_num_seqs=4, max_model_len=128, kv_format="f32"
@@ -121,6 +123,15 @@ def test_columns_are_gathered_on_rank_0_in_order_though_ranks_have_unequally_man
         assert results[1:] == [None] * (size - 1)
 
 
+def test_where_no_row_has_logits_nothing_is_exchanged() -> None:
+    alone = TorchCollectives(0, 2), TorchCollectives(1, 2)
+    assert [
+        None if got is None else tuple(got.shape)
+        for got in (each.gather_columns(torch.zeros(0, 3), 5) for each in alone)
+    ] == [(0, 5), None]
+    assert [each.num_begun for each in alone] == [0, 0]
+
+
 def test_an_exchange_that_fails_is_told_from_other_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("Connection closed by peer")
@@ -134,3 +145,17 @@ def test_an_exchange_that_fails_is_told_from_other_errors(monkeypatch: pytest.Mo
         TorchCollectives(0, 2).add(x, x)
     with pytest.raises(CollectiveFailed, match="Connection closed by peer"):
         TorchCollectives(0, 2).gather_columns(x, 4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_rank_has_more_weights_than_the_first_whose_bytes_are_booked(name: str) -> None:
+    whole, size = MODELS[name]
+    taken = []
+    for rank in range(size):
+        part = ShardedCheckpoint(whole, rank, size)
+        mine = TorchCollectives(rank, size)
+        runner = load_shard(part, OPTIONS, functools.partial(ParallelOps, collectives=mine, vocab_size=97))
+        assert runner.weight_bytes == weight_bytes(part.sizes())
+        taken.append(runner.weight_bytes)
+    assert weight_bytes(shard_sizes(whole, size)) == taken[0] == max(taken)
+    assert taken[0] < weight_bytes(whole)

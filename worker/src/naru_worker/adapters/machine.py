@@ -91,17 +91,18 @@ def release_free_memory() -> None:
         return
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Has the kernel send SIGTERM to this process when its parent ends (Linux; nothing elsewhere).
+def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> None:
+    """Has the kernel send a signal to this process when its parent ends (Linux; nothing elsewhere).
 
-    `parent_pid` is the parent as it was at start: where it has gone before the call, SIGTERM is sent at once.
+    To be exact, when the thread that started it ends. `parent_pid` is the parent as it was at start: where it has gone
+    before the call, the signal is sent at once.
     """
     try:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     except (AttributeError, OSError):
         return
     if os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
 
 def _memory_limit(root: Path) -> int | None:

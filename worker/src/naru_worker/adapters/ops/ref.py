@@ -49,7 +49,8 @@ def load_runner(checkpoint: Checkpoint, options: RunnerOptions) -> RefRunner:
 
 def weight_bytes(checkpoint: Checkpoint) -> int:
     """Bytes of the float32 weights."""
-    return sum(4 * math.prod(shape) for shape in expected_shapes(checkpoint.config).values())
+    names = [name for name in expected_shapes(checkpoint.config) if checkpoint.has(name)]
+    return sum(4 * math.prod(checkpoint.get(name).shape) for name in names)
 
 
 def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:

@@ -5,6 +5,7 @@ Steps are those of the plain loop: a rank that does not sample knows the tokens 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -12,19 +13,20 @@ from torch import Tensor
 
 from naru_worker.adapters.ops.cuda.backend import weight_bytes
 from naru_worker.adapters.ops.cuda.device import open_gpu
+from naru_worker.adapters.ops.cuda.memory.errors import DeviceError
 from naru_worker.adapters.ops.cuda.ops import CudaOps
 from naru_worker.adapters.ops.cuda.runner import CudaRunner
 from naru_worker.adapters.ops.cuda.step_tensors import StepTensors
 from naru_worker.adapters.ops.protocol import BatchInputs, Ops, RunnerOptions
-from naru_worker.adapters.weights.checkpoint import Checkpoint
+from naru_worker.adapters.ops.tensor_parallel.sharded_checkpoint import ShardedCheckpoint
 
 
 class CudaShard(CudaRunner):
     """Implements `ShardRunner`."""
 
-    def __init__(self, checkpoint: Checkpoint, options: RunnerOptions, wrap: Callable[[Ops], Ops]) -> None:
+    def __init__(self, checkpoint: ShardedCheckpoint, options: RunnerOptions, wrap: Callable[[Ops], Ops]) -> None:
         """Loads as `CudaRunner` does; `wrap` puts the exchanges around the operations."""
-        super().__init__(open_gpu(), checkpoint, options, weight_bytes(checkpoint))
+        super().__init__(open_gpu(), checkpoint, options, weight_bytes(checkpoint.sizes()))
         assert self._ops is not None, "it was just made"
         self._ops = cast(CudaOps, _WrappedOps(self._ops, wrap))
         # A rank that fails to capture what the others have captured would leave the order of exchanges.
@@ -42,8 +44,14 @@ class CudaShard(CudaRunner):
         """The forward pass."""
         self.logits(batch)
 
+    def close(self) -> None:
+        """Gives back all memory, to the driver, too: ranks but the first have no hub that would do it."""
+        super().close()
+        with contextlib.suppress(DeviceError):  # as it closes
+            self._gpu.release()
 
-def load_shard(checkpoint: Checkpoint, options: RunnerOptions, wrap: Callable[[Ops], Ops]) -> CudaShard:
+
+def load_shard(checkpoint: ShardedCheckpoint, options: RunnerOptions, wrap: Callable[[Ops], Ops]) -> CudaShard:
     """Packs the rank's weights, puts them on its GPU and allocates its part of the KV cache.
 
     Raises:

@@ -7,13 +7,14 @@ the buffer an element lies.)
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from naru_worker.adapters.ops.tensor_parallel.errors import CollectiveFailed
+from naru_worker.core.group_sizes import group_sizes
 
 SMALL_BYTES = 1 << 18
 """Up to here everybody sends all it has to everybody: one exchange instead of two, with more bytes."""
@@ -45,12 +46,15 @@ class Collectives(Protocol):
 
 
 class TorchCollectives:
-    """Over the default process group of torch.distributed, gloo or NCCL. Can be recorded into a CUDA graph on NCCL."""
+    """Over a process group of torch.distributed, gloo or NCCL. Can be recorded into a CUDA graph on NCCL."""
 
     def __init__(self, rank: int, size: int) -> None:
+        """Of the first `size` ranks."""
         self.rank = rank
         self.size = size
         self.num_begun = 0
+        self.group: Any = None
+        """torch's process group of these ranks; None: the default one. Set before the first exchange."""
 
     def add(self, partial: Tensor, residual: Tensor) -> Tensor:
         """The sum over the ranks and the residual."""
@@ -65,13 +69,15 @@ class TorchCollectives:
 
     def gather_columns(self, columns: Tensor, num_columns: int) -> Tensor | None:
         """All columns on rank 0."""
+        if not len(columns):  # pieces of prompts alone: all ranks know it, and not every transport sends nothing
+            return columns.new_empty(0, num_columns) if self.rank == 0 else None
         self.num_begun += 1
         # Messages are of one size: the ranks with one column less send one more.
         width = -(-num_columns // self.size)
         padded = torch.nn.functional.pad(columns, (0, width - columns.shape[1])).contiguous()
         pieces = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
         try:
-            dist.gather(padded, pieces, dst=0)
+            dist.gather(padded, pieces, dst=0, group=self.group)
         except RuntimeError as exc:
             raise CollectiveFailed(str(exc)) from exc
         if pieces is None:
@@ -81,7 +87,7 @@ class TorchCollectives:
 
     def _add_all(self, partial: Tensor, residual: Tensor) -> Tensor:
         pieces = partial.new_empty((self.size, *partial.shape))
-        dist.all_gather_into_tensor(pieces.view(-1), partial.view(-1))
+        dist.all_gather_into_tensor(pieces.view(-1), partial.view(-1), group=self.group)
         return _added(pieces, residual)
 
     def _add_by_parts(self, partial: Tensor, residual: Tensor) -> Tensor:
@@ -91,12 +97,23 @@ class TorchCollectives:
         num_missing = part * self.size - count
         sent = torch.nn.functional.pad(partial.view(-1), (0, num_missing))
         pieces = torch.empty_like(sent)
-        dist.all_to_all_single(pieces, sent)
+        dist.all_to_all_single(pieces, sent, group=self.group)
         added_to = torch.nn.functional.pad(residual.view(-1), (0, num_missing))
         mine = _added(pieces.view(self.size, part), added_to[self.rank * part : (self.rank + 1) * part])
         sums = mine.new_empty(part * self.size)
-        dist.all_gather_into_tensor(sums, mine)
+        dist.all_gather_into_tensor(sums, mine, group=self.group)
         return sums[:count].view(partial.shape)
+
+
+def make_collectives(rank: int, num_ranks: int) -> dict[int, TorchCollectives]:
+    """A rank's exchanges by the size of their group, of all groups that it is in."""
+    return {size: TorchCollectives(rank, size) for size in group_sizes(num_ranks) if size > max(1, rank)}
+
+
+def workspace_bytes(num_tokens: int, width: int, num_rows: int, num_columns: int, element_bytes: int) -> int:
+    """About what the largest exchanges of a step take beside their results."""
+    # Of a sum: sent, received, and the residual padded. Of the head's columns: pieces, and all of them side by side.
+    return (3 * num_tokens * width + 2 * num_rows * num_columns) * element_bytes
 
 
 def _added(pieces: Tensor, residual: Tensor) -> Tensor:

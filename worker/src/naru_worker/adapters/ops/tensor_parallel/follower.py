@@ -10,14 +10,15 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 from naru_proto.errors import NaruError
+from naru_worker.adapters import machine
 from naru_worker.adapters.ops.protocol import RunnerOptions
-from naru_worker.adapters.ops.tensor_parallel.collectives import Collectives, TorchCollectives
+from naru_worker.adapters.ops.tensor_parallel.collectives import Collectives, make_collectives
 from naru_worker.adapters.ops.tensor_parallel.errors import CollectiveFailed
 from naru_worker.adapters.ops.tensor_parallel.heartbeat import answer_pulses
 from naru_worker.adapters.ops.tensor_parallel.joining import Transport, find_store, join
@@ -32,7 +33,8 @@ EXIT_FAILED = 4
 class Follower:
     """One rank's models. Loading goes on beside the steps of other models; all else is done in order."""
 
-    def __init__(self, connection: socket.socket, collectives: Collectives) -> None:
+    def __init__(self, connection: socket.socket, collectives: Mapping[int, Collectives]) -> None:
+        """`collectives`: by the number of ranks that a model is cut over."""
         self._connection = connection
         self._collectives = collectives
         self._models: dict[int, Future[ShardRunner]] = {}
@@ -68,7 +70,7 @@ class Follower:
         options = RunnerOptions(**header["options"])
 
         def load() -> ShardRunner:
-            return load_shard(Path(header["path"]), header["backend"], options, self._collectives)
+            return load_shard(Path(header["path"]), header["backend"], options, self._collectives[header["size"]])
 
         def tell(ended: Future[ShardRunner]) -> None:
             exc = ended.exception()
@@ -108,19 +110,26 @@ class Follower:
 
 def main(arguments: Sequence[str]) -> int:
     """Joins the group and serves; returns the exit status."""
-    orders, pulses, rank, size = map(int, arguments[:4])
-    transport = cast(Transport, arguments[4])
+    orders, pulses, rank, size, boss_pid = map(int, arguments[:5])
+    transport = cast(Transport, arguments[5])
     # Ctrl-C reaches all processes of a terminal; rank 0 decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection, collectives = socket.socket(fileno=orders), TorchCollectives(rank, size)
-    # Without rank 0 an exchange on a GPU may never end, and the device would stay taken.
-    answer_pulses(socket.socket(fileno=pulses), collectives, on_end=lambda: os._exit(0))
+    # Without rank 0 an exchange on a GPU may never end, and the device would stay taken: two ways to hear of its end,
+    # one for a process whose threads all stand still.
+    machine.die_with_parent(boss_pid, signal.SIGKILL)
+    connection, collectives = socket.socket(fileno=orders), make_collectives(rank, size)
+    answer_pulses(
+        socket.socket(fileno=pulses),
+        lambda: sum(each.num_begun for each in collectives.values()),
+        on_end=lambda: os._exit(0),
+    )
     send(connection, Frame({"done": 0}))
     frame = receive(connection)
     if frame is None or frame.header["do"] != "join":
         return 0
     timeout_s = frame.header["timeout_s"]
-    join(find_store(frame.header["port"], size, timeout_s), rank, size, transport, timeout_s)
+    join(find_store(frame.header["port"], size, timeout_s), collectives, size, transport, timeout_s)
+    send(connection, Frame({"done": frame.header["order"]}))
     return Follower(connection, collectives).serve()
 
 

@@ -35,7 +35,7 @@ class FollowerProcess:
         pairs = [socket.socketpair(), socket.socketpair()]
         (self.connection, orders), (self._pulse, pulse) = pairs
         command = [sys.executable, "-P", "-m", MODULE, str(orders.fileno()), str(pulse.fileno())]
-        command += [str(rank), str(size), transport]
+        command += [str(rank), str(size), str(os.getpid()), transport]
         try:
             # Signals of the terminal and of the container go to rank 0, which ends the others.
             self._process = subprocess.Popen(

@@ -27,21 +27,21 @@ LOAD_TIMEOUT_S = 1800.0
 _model_numbers = itertools.count(1)
 
 
-def load_over_group(group: RankGroup, path: Path, backend: str, options: RunnerOptions) -> GroupRunner:
-    """Loads a model on all ranks of a group at once; each reads its part of the files at the path.
+def load_over_group(group: RankGroup, size: int, path: Path, backend: str, options: RunnerOptions) -> GroupRunner:
+    """Loads a model on the first `size` ranks of a group at once; each reads its part of the files at the path.
 
     Raises:
         LoadError: a rank cannot load it; it is loaded nowhere then.
         RankLost: a rank is lost.
     """
     model = next(_model_numbers)
-    header = {"do": "load", "model": model, "path": str(path), "backend": backend}
-    number = group.order({**header, "options": dataclasses.asdict(options)}, timeout_s=LOAD_TIMEOUT_S)
+    header = {"do": "load", "model": model, "size": size, "path": str(path), "backend": backend}
+    number = group.order({**header, "options": dataclasses.asdict(options)}, size=size, timeout_s=LOAD_TIMEOUT_S)
     try:
-        runner = load_shard(path, backend, options, group.collectives)
+        runner = load_shard(path, backend, options, group.collectives[size])
     except BaseException:
         group.wait(number)
-        group.order({"do": "close", "model": model})
+        group.order({"do": "close", "model": model}, size=size)
         raise
     try:
         errors = group.wait(number)
@@ -50,10 +50,10 @@ def load_over_group(group: RankGroup, path: Path, backend: str, options: RunnerO
         raise
     if errors:
         runner.close()
-        group.order({"do": "close", "model": model})
+        group.order({"do": "close", "model": model}, size=size)
         rank, message = min(errors.items())
-        raise LoadError(f"rank {rank} of {group.size}: {message}")
-    return GroupRunner(group, model, runner)
+        raise LoadError(f"rank {rank} of {size}: {message}")
+    return GroupRunner(group, size, model, runner)
 
 
 class GroupRunner:
@@ -62,9 +62,10 @@ class GroupRunner:
     Bytes are those of rank 0: no other rank has more.
     """
 
-    def __init__(self, group: RankGroup, model: int, runner: ShardRunner) -> None:
-        """`model`: its number on the other ranks."""
+    def __init__(self, group: RankGroup, size: int, model: int, runner: ShardRunner) -> None:
+        """`size`: ranks that it is cut over; `model`: its number on them."""
         self._group = group
+        self._size = size
         self._model = model
         self._runner = runner
         self._is_closed = False
@@ -105,10 +106,10 @@ class GroupRunner:
         """
         self._runner.release_blocks(first_block, num_blocks)
         header = {"do": "release", "model": self._model, "first_block": first_block, "num_blocks": num_blocks}
-        errors = self._group.wait(self._group.order(header))
+        errors = self._group.wait(self._group.order(header, size=self._size))
         if errors:
             rank, message = min(errors.items())
-            raise InternalError(f"rank {rank} of {self._group.size}: {message}")
+            raise InternalError(f"rank {rank} of {self._size}: {message}")
 
     def close(self) -> None:
         """Gives back all memory, on all ranks that are still there."""
@@ -117,7 +118,7 @@ class GroupRunner:
         self._is_closed = True
         self._runner.close()
         if not self._group.is_lost:
-            self._group.order({"do": "close", "model": self._model})
+            self._group.order({"do": "close", "model": self._model}, size=self._size)
 
     @contextlib.contextmanager
     def _on_all_ranks(self, batch: BatchInputs) -> Iterator[None]:
@@ -126,7 +127,7 @@ class GroupRunner:
             raise RuntimeError("the runner is closed")
         # Without memory the step is given up before anybody has begun.
         self._runner.prepare(batch)
-        number = self._group.order({"do": "step", "model": self._model}, pack_batch(batch))
+        number = self._group.order({"do": "step", "model": self._model}, pack_batch(batch), size=self._size)
         try:
             yield
         except CollectiveFailed as exc:

@@ -13,18 +13,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from naru_worker.adapters.ops.tensor_parallel.collectives import Collectives
-
 _COUNT = struct.Struct("<Q")
 
 
-def answer_pulses(connection: socket.socket, collectives: Collectives, on_end: Callable[[], None]) -> None:
-    """Starts the thread; it calls `on_end` and ends when the other side is gone."""
+def answer_pulses(connection: socket.socket, num_begun: Callable[[], int], on_end: Callable[[], None]) -> None:
+    """Starts the thread; it calls `on_end` and ends when the other side is gone. `num_begun`: exchanges so far."""
 
     def answer() -> None:
         with contextlib.suppress(OSError):
             while connection.recv(1):
-                connection.sendall(_COUNT.pack(collectives.num_begun))
+                connection.sendall(_COUNT.pack(num_begun()))
         on_end()
 
     threading.Thread(target=answer, name="pulse", daemon=True).start()

@@ -11,10 +11,11 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from naru_worker.adapters.ops.tensor_parallel.collectives import TorchCollectives
+from naru_worker.adapters.ops.tensor_parallel.collectives import make_collectives
 from naru_worker.adapters.ops.tensor_parallel.errors import RankLost
 from naru_worker.adapters.ops.tensor_parallel.follower import EXIT_PEER_LOST
 from naru_worker.adapters.ops.tensor_parallel.follower_process import FollowerProcess
@@ -35,19 +36,19 @@ class RankGroup:
     def __init__(
         self, size: int, transport: Transport, *, timeout_s: float = 60.0, start_timeout_s: float = 300.0
     ) -> None:
-        """Starts ``size - 1`` processes and joins them; this process is rank 0.
+        """Starts ``size - 1`` processes and joins them; this process is rank 0. They end with the thread that calls.
 
         `timeout_s`: how long a step may take; `start_timeout_s`: how long the start of a process.
 
         Raises:
-            RankLost: one does not start.
-            RuntimeError: this process is in a group already.
+            RankLost: one does not start, or ranks cannot talk.
             ValueError: less than two ranks.
         """
         if size < 2:
             raise ValueError(f"size is {size!r}; a group has at least two ranks")
         self.size = size
-        self.collectives = TorchCollectives(0, size)
+        self.collectives = make_collectives(0, size)
+        """Exchanges of the first so many ranks, by their number."""
         self._transport = transport
         self.timeout_s = timeout_s
         """How long a step may take from now on."""
@@ -55,6 +56,7 @@ class RankGroup:
         self._sending = threading.Lock()
         self._next_order = 1
         self._lost: RankLost | None = None
+        self._on_loss: Callable[[RankLost], object] = lambda loss: None
         self._suspicion: tuple[float, tuple[int, str]] | None = None
         """A failure that may be another's fault, and when that is settled."""
         self._is_closing = False
@@ -70,32 +72,60 @@ class RankGroup:
         self._watcher.start()
         try:
             self.wait(0)
-            store = open_store(size)
-            # Lateness is found out here, with who is to blame; the transport's own limit never comes first.
-            limit_s = max(start_timeout_s, 2 * timeout_s)
-            self.order({"do": "join", "port": store.port, "timeout_s": limit_s}, is_answered=False)
-            join(store, 0, size, transport, limit_s)
+            self._join(start_timeout_s)
         except BaseException:
             self.close()
             raise
 
+    def _join(self, start_timeout_s: float) -> None:
+        """In a thread of its own, which is left behind where a rank is lost meanwhile: it would be waited for."""
+        store = open_store(self.size)
+        # Lateness is found out here, with who is to blame; the transport's own limit never comes first.
+        limit_s = max(start_timeout_s, 2 * self.timeout_s)
+        number = self.order({"do": "join", "port": store.port, "timeout_s": limit_s}, timeout_s=start_timeout_s)
+        joined: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                join(store, self.collectives, self.size, self._transport, limit_s)
+                joined.set_result(None)
+            except BaseException as exc:
+                # The top of a thread: the error belongs to whoever waits for it.
+                joined.set_exception(exc)
+            with self._changed:
+                self._changed.notify_all()
+
+        threading.Thread(target=work, name="join", daemon=True).start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost or joined.done())
+        if joined.done() and (failure := joined.exception()) is not None:
+            raise self.loss(f"{type(failure).__name__}: {failure}") from failure
+        self.wait(number)
+
     def order(
-        self, header: Mapping[str, Any], tail: bytes = b"", *, timeout_s: float | None = None, is_answered: bool = True
+        self,
+        header: Mapping[str, Any],
+        tail: bytes = b"",
+        *,
+        size: int | None = None,
+        timeout_s: float | None = None,
     ) -> int:
-        """Tells all ranks to do something; its number, for `wait`. They must answer in time, by default a step's.
+        """Tells ranks to do something, the first `size` or all; its number, for `wait`.
+
+        They must answer in time, by default a step's.
 
         Raises:
             RankLost: some rank is lost.
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
+        followers = self._followers if size is None else self._followers[: size - 1]
         with self._sending:
             with self._changed:
                 self._raise_if_lost()
                 number, self._next_order = self._next_order, self._next_order + 1
-                if is_answered:
-                    for follower in self._followers:
-                        follower.waiting[number] = time.monotonic() + limit_s
-            for follower in self._followers:
+                for follower in followers:
+                    follower.waiting[number] = time.monotonic() + limit_s
+            for follower in followers:
                 try:
                     follower.send(Frame({**header, "order": number}, tail))
                 except OSError as exc:
@@ -130,6 +160,14 @@ class RankGroup:
             self._changed.wait_for(lambda: self._lost or all(f.has_answered(number) for f in self._followers), GRACE_S)
             return self._lost is None and all(f.has_answered(number) for f in self._followers)
 
+    def tell_loss(self, on_loss: Callable[[RankLost], object]) -> None:
+        """Has it called once a rank is lost, in some thread; at once where one is lost already."""
+        with self._changed:
+            self._on_loss = on_loss
+            lost = None if self._is_closing else self._lost
+        if lost is not None:
+            on_loss(lost)
+
     def loss(self, own_failure: str = "") -> RankLost:
         """Waits until it is known who is lost, after an exchange that failed here; `own_failure`: what if nobody is."""
         if own_failure:
@@ -158,6 +196,13 @@ class RankGroup:
         with self._changed:
             self._lost = self._lost or RankLost(0, self.size, "the group is closed")
             self._changed.notify_all()
+
+    def kill(self) -> None:
+        """Ends all processes at once, before this one ends; whoever waits for them is left behind."""
+        with self._changed:
+            self._is_closing = True
+        for follower in self._followers:
+            follower.kill()
 
     # --- the watching thread -------------------------------------------------------------------------------------
     def _watch(self) -> None:
@@ -217,21 +262,25 @@ class RankGroup:
             late = any(follower.is_late(now_s) for follower in self._followers)
             owing = [follower for follower in self._followers if follower.waiting and not follower.is_out]
         if late or (suspicion is not None and now_s >= suspicion[0]):
-            loss = self._slowest(owing) or (suspicion[1] if suspicion is not None else None)
+            told = None if suspicion is None else suspicion[1]
+            loss = self._slowest(owing)
+            if loss is None or (told is not None and told[0] == loss[0]):
+                loss = told  # its own word says more
             self._lose(*((owing[0].rank, f"no answer within {self.timeout_s:g} s") if loss is None else loss))
 
     def _slowest(self, owing: Sequence[FollowerProcess]) -> tuple[int, str] | None:
         """Who holds up the others, and how that shows: it does not answer, or has begun fewer exchanges than others."""
-        begun = {0: self.collectives.num_begun}
+        behind = {0: 0}
+        """Exchanges less than rank 0 has begun, of the groups that a rank is in."""
         for follower in owing:
             count = follower.progress(GRACE_S)
             if count is None:
                 return follower.rank, f"no sign of life for {self.timeout_s:g} s"
-            begun[follower.rank] = count
-        rank = min(begun, key=lambda rank: begun[rank])
-        if begun[rank] == max(begun.values()):
-            return None
-        return rank, f"it is stuck after {begun[rank]} exchanges; others have begun {max(begun.values())}"
+            of_both = sum(each.num_begun for size, each in self.collectives.items() if follower.rank < size)
+            behind[follower.rank] = of_both - count
+        rank = max(behind, key=lambda rank: behind[rank])
+        num_behind = behind[rank] - min(behind.values())
+        return (rank, f"it is stuck, {num_behind} exchanges behind others") if num_behind else None
 
     # --- what is known about losses ------------------------------------------------------------------------------
     def _suspect(self, rank: int, reason: str) -> None:
@@ -250,6 +299,8 @@ class RankGroup:
             for follower in self._followers:
                 follower.kill()
             self._changed.notify_all()
+            on_loss = self._on_loss
+        on_loss(self._lost)
         if self._transport == "nccl":
             leave(self._transport, is_lost=True)
 

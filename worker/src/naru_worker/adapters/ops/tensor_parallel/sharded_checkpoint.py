@@ -21,13 +21,14 @@ _ADDED_ONCE = ("o_bias", "down_bias")
 class ShardedCheckpoint:
     """Implements `Checkpoint` over another one, which it closes."""
 
-    def __init__(self, whole: Checkpoint, rank: int, size: int) -> None:
-        """Looks at how the columns of the MLP lie in the file.
+    def __init__(self, whole: Checkpoint, rank: int, size: int, *, is_sizes_only: bool = False) -> None:
+        """Looks at how the columns of the MLP lie in the file. `is_sizes_only`: columns are zeros that take no memory.
 
         Raises:
             LoadError: the model cannot be split into so many parts.
         """
         self._whole = whole
+        self._columns = _blank_columns if is_sizes_only else _columns
         downs = (whole.get(f"layers.{i}.down") for i in range(whole.config.num_layers))
         inner_block = math.lcm(*(BLOCKS[down.format][0] for down in downs))
         self.shard: Shard = shard_of(whole.config, rank, size, inner_block)
@@ -66,8 +67,12 @@ class ShardedCheckpoint:
         if part in _INNER:
             return _rows(tensor, shard.inner)
         if part == "o":
-            return _columns(tensor, shard.heads, width)
-        return _columns(tensor, shard.inner) if part == "down" else tensor
+            return self._columns(tensor, shard.heads, width)
+        return self._columns(tensor, shard.inner, 1) if part == "down" else tensor
+
+    def sizes(self) -> ShardedCheckpoint:
+        """The same without the data of columns, which need not be read to know what they will take."""
+        return ShardedCheckpoint(self._whole, self.shard.rank, self.shard.size, is_sizes_only=True)
 
     def close(self) -> None:
         """Closes the whole checkpoint."""
@@ -88,14 +93,33 @@ def _rows(tensor: RawTensor, part: range, unit: int = 1) -> RawTensor:
     return RawTensor(tensor.name, tensor.format, (stop - start, *tensor.shape[1:]), data)
 
 
-def _columns(tensor: RawTensor, part: range, unit: int = 1) -> RawTensor:
+def _columns(tensor: RawTensor, part: range, unit: int) -> RawTensor:
     """Columns [part.start, part.stop) * unit of a matrix: a copy of these.
 
     Raises:
         LoadError: a block that shares a scale lies on both sides of a border.
     """
-    start, stop = part.start * unit, part.stop * unit
+    width, blocks = _cut(tensor, part, unit)
     num_rows, num_columns = tensor.shape
+    rows = np.frombuffer(tensor.data, np.uint8).reshape(num_rows, row_bytes(tensor.format, num_columns))
+    cut = np.ascontiguousarray(rows[:, blocks])
+    return RawTensor(tensor.name, tensor.format, (num_rows, width), cut.reshape(-1).data.toreadonly())
+
+
+def _blank_columns(tensor: RawTensor, part: range, unit: int) -> RawTensor:
+    """As many as `_columns` gives; raises as it does."""
+    width, blocks = _cut(tensor, part, unit)
+    data = np.broadcast_to(np.uint8(0), (tensor.shape[0] * (blocks.stop - blocks.start),)).data
+    return RawTensor(tensor.name, tensor.format, (tensor.shape[0], width), data)
+
+
+def _cut(tensor: RawTensor, part: range, unit: int) -> tuple[int, slice]:
+    """Number of the columns [part.start, part.stop) * unit, and where in a row their bytes lie.
+
+    Raises:
+        LoadError: a block that shares a scale lies on both sides of a border.
+    """
+    start, stop = part.start * unit, part.stop * unit
     elements, size = BLOCKS[tensor.format]
     if start % elements or stop % elements:
         raise LoadError(
@@ -103,6 +127,4 @@ def _columns(tensor: RawTensor, part: range, unit: int = 1) -> RawTensor:
             f"columns {start} and {stop}; use fewer ranks, or a file with smaller blocks",
             param=tensor.name,
         )
-    rows = np.frombuffer(tensor.data, np.uint8).reshape(num_rows, row_bytes(tensor.format, num_columns))
-    cut = np.ascontiguousarray(rows[:, start // elements * size : stop // elements * size])
-    return RawTensor(tensor.name, tensor.format, (num_rows, stop - start), cut.reshape(-1).data.toreadonly())
+    return stop - start, slice(start // elements * size, stop // elements * size)

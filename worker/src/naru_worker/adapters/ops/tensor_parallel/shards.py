@@ -9,16 +9,21 @@ from typing import Protocol
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.protocol import BatchInputs, Ops, Runner, RunnerOptions
-from naru_worker.adapters.ops.tensor_parallel.collectives import Collectives
+from naru_worker.adapters.ops.tensor_parallel.collectives import Collectives, workspace_bytes
 from naru_worker.adapters.ops.tensor_parallel.parallel_ops import ParallelOps
 from naru_worker.adapters.ops.tensor_parallel.sharded_checkpoint import ShardedCheckpoint
+from naru_worker.adapters.weights.checkpoint import Checkpoint
 from naru_worker.adapters.weights.opening import open_checkpoint
+from naru_worker.core.model_config import ModelConfig
 
 LOADERS = {
     "cuda": "naru_worker.adapters.ops.cuda.shard",
     "ref": "naru_worker.adapters.ops.tensor_parallel.ref_shard",
 }
 """Backend to the module that offers ``load_shard(checkpoint, options, wrap) -> ShardRunner``."""
+
+_ELEMENT_BYTES = {"cuda": 2, "ref": 4}
+"""Of what ranks exchange."""
 
 Wrap = Callable[[Ops], Ops]
 """Puts the exchanges around a backend's operations."""
@@ -61,3 +66,19 @@ def load_shard(path: Path, backend: str, options: RunnerOptions, collectives: Co
         whole.close()
         raise
     return runner
+
+
+def shard_sizes(checkpoint: Checkpoint, num_ranks: int) -> Checkpoint:
+    """Rank 0's part of a checkpoint, for what it will take: the data of columns are not read.
+
+    Raises:
+        LoadError: the model cannot be split over so many ranks.
+    """
+    return ShardedCheckpoint(checkpoint, 0, num_ranks, is_sizes_only=True)
+
+
+def exchange_bytes(backend: str, config: ModelConfig, options: RunnerOptions) -> int:
+    """About what the exchanges of a step take on a rank, beside the activations."""
+    return workspace_bytes(
+        options.max_num_tokens, config.hidden_size, options.max_num_seqs, config.vocab_size, _ELEMENT_BYTES[backend]
+    )
