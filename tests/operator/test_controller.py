@@ -122,6 +122,7 @@ async def test_a_model_is_registered_and_loaded_once_with_its_limits(rig: Rig) -
         speculation="auto",
         max_draft_tokens=4,
         kv_cache_dtype="int8",
+        tensor_parallel_size=2,
     )
     rig.controller.desire(desired(model("a", limits=limits)))
     await rig.until_ready("a", 1)
@@ -136,6 +137,7 @@ async def test_a_model_is_registered_and_loaded_once_with_its_limits(rig: Rig) -
         speculation="auto",
         max_draft_tokens=4,
         kv_cache_dtype="int8",
+        tensor_parallel_size=2,
     )
     assert (load.tier, load.residency) == (worker_pb2.TIER_ACTIVE, worker_pb2.Residency(priority=100))
     assert [(r.state, r.bytes_done, r.bytes_total, r.detail) for r in rig.told.reports] == [

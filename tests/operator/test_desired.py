@@ -50,7 +50,7 @@ def test_a_model_keeps_what_its_manifest_says() -> None:
                 "maxDraftTokens": 5,
                 "kvCacheDtype": "int8",
             },
-            resources={"kvCache": {"min": "64Mi", "max": "1Gi"}},
+            resources={"kvCache": {"min": "64Mi", "max": "1Gi"}, "tensorParallel": 4},
             batching={"maxBatchSize": 8, "maxDelay": "5ms"},
         )
     ).models
@@ -65,6 +65,7 @@ def test_a_model_keeps_what_its_manifest_says() -> None:
         max_batch_delay_s=0.005,
         speculation="off",
         max_draft_tokens=5,
+        tensor_parallel_size=4,
     )
 
 

@@ -53,11 +53,11 @@ CASES: list[tuple[str, dict[str, Any], tuple[WorkerPool, ...], str, str]] = [
         "spec.resources.tensorParallel is 4, and no worker of the pools 'p', 'q' has so many accelerators",
     ),
     (
-        "several accelerators, which no worker uses together yet",
+        "several accelerators of workers on the CPU",
         {"resources": {"tensorParallel": 2}},
-        (pool("p", accelerator={"kind": "cuda", "count": 2}),),
-        "UnsupportedField",
-        "spec.resources.tensorParallel is 2: a worker loads a model onto one accelerator; write 1",
+        (pool("p"),),
+        "TooFewAccelerators",
+        "raise accelerator.count of one of kind cuda or lower tensorParallel (workers of kind cpu cut no model)",
     ),
     (
         "a secret that no pool mounts",
@@ -108,11 +108,16 @@ def test_what_cannot_be_served_is_refused_with_its_remedy(
             (pool("p"), pool("q", credentialSecrets=["s", "t"])),
             ("q",),
         ),
+        (
+            {"resources": {"tensorParallel": 2}},
+            (pool("p"), pool("q", accelerator={"kind": "cuda", "count": 4}), pool("r", accelerator={"kind": "cuda"})),
+            ("q",),
+        ),
         ({"model": {"uri": "pvc://w/llama"}}, (pool("p"), pool("q", claims=["w"])), ("q",)),
         ({"model": {"uri": "file:///data/models/a"}}, (pool("p", nodeFolders=["/data/models/"]), pool("q")), ("p",)),
         ({"model": {"uri": "file:///data//models/a"}}, (pool("p", nodeFolders=["/data/models"]), pool("q")), ("p",)),
     ],
-    ids=["any", "labels", "secret", "claim", "folder", "folder with an empty part"],
+    ids=["any", "labels", "secret", "accelerators", "claim", "folder", "folder with an empty part"],
 )  # fmt: skip
 def test_only_pools_that_can_load_it_may_hold_it(
     spec: dict[str, Any], pools: tuple[WorkerPool, ...], eligible: tuple[str, ...]

@@ -276,6 +276,7 @@ def test_a_gpu_pool_asks_for_its_gpus_nodes_and_shared_memory() -> None:
     assert item["spec"]["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     assert volumes(item)["/dev/shm"][0] == {"emptyDir": {"medium": "Memory"}}
     assert {"name": "NARU_WORKER_BACKEND", "value": "cuda"} in container(item)["env"]
+    assert {"name": "NARU_WORKER_NUM_ACCELERATORS", "value": "2"} in container(item)["env"]
     assert "NARU_WORKER_BACKEND" not in {each["name"] for each in container(pod())["env"]}
 
 

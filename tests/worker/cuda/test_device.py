@@ -82,3 +82,5 @@ def test_under_the_interpreter_the_gpu_is_the_machine() -> None:
     assert open_gpu().is_interpreted
     assert isinstance(open_memory("cuda"), MachineMemory)
     assert isinstance(open_memory("cpu"), MachineMemory)
+    whole, half = (open_memory("ref", count).default_budget_bytes() for count in (1, 2))
+    assert half == whole // 2, "ranks share the machine's memory"

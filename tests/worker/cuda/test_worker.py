@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from naru_proto.v1 import worker_pb2  # noqa: E402
 async def test_a_worker_answers_as_the_reference_does(tiny_model: Callable[[TinySpec], Path]) -> None:
     folder = tiny_model(TinySpec(num_layers=1))
     answers = []
-    for backend in ("cuda", "ref"):
-        async with worker_process("--backend", backend) as worker:
+    over_two = ("--num-accelerators", "2", "--tensor-parallel-size", "2")
+    for flags in (("cuda",), ("cuda", *over_two), ("ref",)):
+        async with worker_process("--backend", *flags) as worker:
             options = worker_pb2.EngineOptions(max_model_len=256, kv_cache_bytes=2**21)
             request = worker_pb2.LoadRequest(model="tiny", uri=f"file://{folder}", generation=1, options=options)
             progress = [each async for each in worker.stub.Load(request)]
@@ -30,4 +32,6 @@ async def test_a_worker_answers_as_the_reference_does(tiny_model: Callable[[Tiny
             runs = [[delta async for delta in worker.stub.Generate(ask(text, text, model="tiny"))] for text in "ab"]
             assert all(run[-1].request_done and not run[-1].error.code for run in runs)
             answers.append([ids(run) for run in runs])
-    assert answers[0] == answers[1]
+            worker.signal(signal.SIGTERM)
+            assert await worker.exit_code() == 0
+    assert answers[0] == answers[1] == answers[2]

@@ -98,3 +98,15 @@ def test_a_load_s_word_on_speculation_wins_over_the_worker_s() -> None:
         LoadOptions(speculation="maybe")
     with pytest.raises(InvalidRequest, match="max_draft_tokens"):
         LoadOptions(max_draft_tokens=0)
+
+
+def test_a_model_is_cut_over_as_many_accelerators_as_its_load_or_the_worker_says() -> None:
+    settings = EngineSettings(backend="ref", num_accelerators=6, tensor_parallel_size=2)
+    assert merge_options(settings, LoadOptions()).tensor_parallel_size == 2
+    found = merge_options(settings, LoadOptions(tensor_parallel_size=4))
+    assert found.tensor_parallel_size == 4
+    assert runner_options(settings, found, 64, 6).num_threads == 1, "ranks share the cores"
+    with pytest.raises(LoadError, match=r"tensor_parallel_size is 3, .* num_accelerators is 6: write 1 or 2 or 4 or 6"):
+        merge_options(settings, LoadOptions(tensor_parallel_size=3))
+    with pytest.raises(InvalidRequest, match="tensor_parallel_size is 0; it must be at least 1"):
+        LoadOptions(tensor_parallel_size=0)

@@ -22,7 +22,7 @@ from toy_worker import (
 from worker_probes import health, hold
 
 from naru_proto.v1 import inference_pb2, worker_pb2
-from naru_worker.adapters.ops.protocol import BatchInputs
+from naru_worker.adapters.ops.protocol import BatchInputs, DeviceFault
 
 READY, FAILED = worker_pb2.MODEL_STATE_READY, worker_pb2.MODEL_STATE_FAILED
 FETCHING, LOADING = worker_pb2.MODEL_STATE_FETCHING, worker_pb2.MODEL_STATE_LOADING
@@ -100,7 +100,14 @@ async def test_a_failing_step_leaves_health_and_the_next_request_alone() -> None
         assert await health(worker) == SERVING
 
 
-async def test_a_dead_engine_loop_ends_requests_turns_health_and_leaves_with_an_error() -> None:
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [(ValueError("nobody catches this"), "internal_error"), (DeviceFault("ECC error"), "service_unavailable")],
+    ids=["a fault of ours", "a failed device"],
+)
+async def test_a_dead_engine_loop_ends_requests_turns_health_and_leaves_with_an_error(
+    reason: Exception, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running_worker(None, None, "toy") as worker:
         hold(worker, "toy")
         router = Exchange(worker.stub)
@@ -108,12 +115,15 @@ async def test_a_dead_engine_loop_ends_requests_turns_health_and_leaves_with_an_
         await router.read_until(lambda: "r" in router.deltas)
 
         def kill() -> None:
-            raise ValueError("nobody catches this")
+            raise reason
 
         worker.app.loop.call(kill)
         await router.finish("r")
-        assert router.deltas["r"][-1].error.code == "internal_error"
+        assert router.deltas["r"][-1].error.code == code
+        assert router.deltas["r"][-1].error.retryable
         await eventually(worker.app.stopping.is_set, "the process does not leave")
+        word = "ECC error" if code == "service_unavailable" else "the engine has stopped (ValueError)"
+        assert f"{word}; this worker ends" in caplog.text
         assert not worker.app.loop.is_alive
         assert await health(worker) == NOT_SERVING
         (delta,) = await worker.generate(ask("late"))

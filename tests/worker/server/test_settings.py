@@ -39,6 +39,13 @@ def test_lists_and_truth_values() -> None:
         ([], {"NARU_WORKER_NUM_THREADS": "2.5"}, ("NARU_WORKER_NUM_THREADS", "'2.5'")),
         (["--num-threads", "-1"], {}, ("num_threads", "-1")),
         (["--backend", "gpu"], {}, ("--backend", "'gpu'", "cpu, cuda, ref")),
+        (["--num-accelerators", "0"], {}, ("num_accelerators", "0", "at least 1")),
+        (["--num-accelerators", "2"], {}, ("num_accelerators is 2", "backend cpu", "cuda or ref")),
+        (
+            ["--backend", "ref", "--num-accelerators", "6", "--tensor-parallel-size", "3"],
+            {},
+            ("tensor_parallel_size is 3", "num_accelerators 6", "one of 1, 2, 4, 6"),
+        ),
         (["--speculation", "maybe"], {}, ("--speculation", "'maybe'", "auto, off")),
         (["--max-draft-tokens", "0"], {}, ("max_draft_tokens", "0")),
         (["--kv-cache-dtype", "fp8"], {}, ("--kv-cache-dtype", "'fp8'", "auto, float16, int8")),

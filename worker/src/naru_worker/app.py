@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import secrets
@@ -13,8 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -24,6 +24,7 @@ from naru_proto.v1 import worker_pb2_grpc
 from naru_worker.adapters import cores, machine
 from naru_worker.adapters.announcement import Announcement
 from naru_worker.adapters.departure import Departure
+from naru_worker.adapters.disk_loader import disk_loader
 from naru_worker.adapters.engine.backend import backend_isa
 from naru_worker.adapters.engine.deltas import Outbox
 from naru_worker.adapters.engine.hub import ModelHub
@@ -36,6 +37,7 @@ from naru_worker.adapters.memory.bookings import Bookings
 from naru_worker.adapters.memory.ledger import MemoryLedger
 from naru_worker.adapters.metrics import MetricsServer, ModelSample, WorkerSample, ask_loop
 from naru_worker.adapters.model_memory import ModelMemory, open_memory
+from naru_worker.adapters.ranks import end_ranks, open_ranks
 from naru_worker.adapters.registry import LeaseKeeper
 from naru_worker.adapters.server import describe
 from naru_worker.adapters.server.board import RequestBoard
@@ -48,6 +50,9 @@ from naru_worker.core.hub.events import Ask
 from naru_worker.core.hub.hub import Hub
 from naru_worker.core.residency import ModelSpec, ModelState
 from naru_worker.settings import WorkerSettings, split_address
+
+if TYPE_CHECKING:
+    from naru_worker.adapters.ops.tensor_parallel.rank_group import RankGroup
 
 _log = logging.getLogger(__name__)
 
@@ -75,10 +80,16 @@ class WorkerApp:
     """A built worker. Use `start`, then wait for `stopped` or call `shut_down`."""
 
     def __init__(
-        self, settings: WorkerSettings, make_loader: MakeLoader, identity: WorkerIdentity, memory: ModelMemory
+        self,
+        settings: WorkerSettings,
+        make_loader: MakeLoader,
+        identity: WorkerIdentity,
+        memory: ModelMemory,
+        ranks: RankGroup | None = None,
     ) -> None:
-        """Must be called in the asyncio thread."""
+        """Must be called in the asyncio thread. `ranks`: processes that models are cut over, ended with the worker."""
         self._settings = settings
+        self._ranks = ranks
         self._identity = identity
         self._aio = asyncio.get_running_loop()
         self.loop = EngineLoop(self._publish, self._on_engine_death, settings.engine.stream_interval_s)
@@ -139,6 +150,8 @@ class WorkerApp:
             StartError: an address cannot be had.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        if self._ranks is not None:
+            self._ranks.tell_loss(self._on_engine_death)
         server_settings = self._settings.server
         self._server = self._make_server()
         self.address = self._bind(self._server)
@@ -201,8 +214,9 @@ class WorkerApp:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.stop)
-        if self.exit_code == 0:
-            await asyncio.to_thread(self.loop.stop, FLUSH_TIMEOUT_S)
+        has_ended = self.exit_code == 0 and await asyncio.to_thread(self.loop.stop, FLUSH_TIMEOUT_S)
+        if self._ranks is not None:
+            await end_ranks(self._ranks, is_idle=has_ended)
         return self.exit_code
 
     def _make_server(self) -> grpc.aio.Server:
@@ -238,8 +252,9 @@ class WorkerApp:
         self._aio.call_soon_threadsafe(self.board.dispatch, outbox)
 
     def _on_engine_death(self, exc: BaseException) -> None:
+        why = exc.message if isinstance(exc, NaruError) else f"the engine has stopped ({type(exc).__name__})"
         try:
-            self._aio.call_soon_threadsafe(self._die, f"the engine has stopped ({type(exc).__name__})", exc)
+            self._aio.call_soon_threadsafe(self._die, why, exc)
         except RuntimeError:
             # The asyncio loop is closed: the process is leaving anyway.
             return
@@ -253,7 +268,9 @@ class WorkerApp:
         _log.critical("%s; this worker ends", why, exc_info=exc)
         self.drain()
         self._spawn(self.health.publish())
-        self.board.engine_died(InternalError(f"{why}; ask another worker"))
+        # A failed device is no request's fault: to routers it is as a worker that leaves, from which all moves.
+        kind = Unavailable if isinstance(exc, NaruError) else InternalError
+        self.board.engine_died(kind(f"{why}; ask another worker"))
         self.stopping.set()
 
     async def _watch(self) -> None:
@@ -320,7 +337,7 @@ def build(settings: WorkerSettings, make_loader: MakeLoader | None = None) -> Wo
     """All parts of one worker process.
 
     Raises:
-        StartError: the environment forces kernels that do not run here, or the backend needs a GPU that is not there.
+        StartError: the environment forces kernels that do not run here, or the backend needs GPUs that are not there.
     """
     threads = cores.compute_threads(settings.engine.num_threads)
     for warning in (threads.warning, machine.huge_pages_warning()):
@@ -332,18 +349,19 @@ def build(settings: WorkerSettings, make_loader: MakeLoader | None = None) -> Wo
         backend=settings.engine.backend,
         isa=_isa(settings),
         num_threads=threads.count,
+        num_accelerators=settings.engine.num_accelerators,
     )
-    return WorkerApp(settings, make_loader or _disk_loader, identity, _memory(settings))
-
-
-def num_threads(settings: WorkerSettings) -> int:
-    """Threads that compute."""
-    return cores.compute_threads(settings.engine.num_threads).count
+    memory = _memory(settings)
+    try:
+        ranks = open_ranks(settings.engine)
+    except NaruError as error:
+        raise StartError(error.message) from error
+    return WorkerApp(settings, make_loader or functools.partial(disk_loader, ranks), identity, memory, ranks)
 
 
 def _memory(settings: WorkerSettings) -> ModelMemory:
     try:
-        return open_memory(settings.engine.backend)
+        return open_memory(settings.engine.backend, settings.engine.num_accelerators)
     except ImportError as error:
         raise StartError(f"backend 'cuda' cannot be used here: {error}; install naru[cuda]") from error
     except NaruError as error:
@@ -371,20 +389,3 @@ def hub_config(settings: WorkerSettings, budget_bytes: int) -> HubConfig:
         guard_loads=residency.load_guard,
         fair_wait_s=residency.fair_wait_s,
     )
-
-
-def _disk_loader(settings: WorkerSettings, ledger: MemoryLedger, is_busy: Callable[[], bool]) -> Loader:
-    """Imported late: numpy and the tokenizers library load while the server already starts."""
-    from naru_worker.adapters.engine.loading import DiskLoader
-    from naru_worker.adapters.engine.wiring import EngineRoom
-    from naru_worker.adapters.fetch.cache import default_home
-    from naru_worker.adapters.images.store import ImageStore
-
-    home = Path(settings.server.home).expanduser() if settings.server.home else default_home()
-    store = None
-    if settings.engine.backend == "cpu" and settings.images.image_budget_bytes != 0:
-        folder = Path(settings.images.image_dir).expanduser() if settings.images.image_dir else home / "images"
-        limit = settings.images.image_budget_bytes
-        store = ImageStore(folder, machine.image_budget_bytes(folder) if limit < 0 else limit)
-    room = EngineRoom(settings.engine, settings.memory, num_threads(settings), ledger, is_busy)
-    return DiskLoader(room, home, store, settings.fetch)

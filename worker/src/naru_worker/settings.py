@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from naru_proto import names
+from naru_worker.core.group_sizes import group_sizes
 from naru_worker.core.residency import KV_CACHE_DTYPES, KVCacheDtype
 
 BackendName = Literal["cpu", "cuda", "ref"]
 _STEP_TOKENS: dict[BackendName, int] = {"cpu": 2048, "cuda": 8192, "ref": 256}
 """Most tokens of one step, by default: the native kernels cut long ones into pieces, torch's tensors grow with them."""
+CUTTING_BACKENDS: tuple[BackendName, ...] = ("cuda", "ref")
+"""Those that can cut a model over several accelerators."""
 SpeculationName = Literal["auto", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -115,6 +118,11 @@ class EngineSettings:
 
     backend: BackendName = "cpu"
     """Kernels: cpu is the native one, cuda that of NVIDIA GPUs, ref the slow oracle in torch."""
+    num_accelerators: int = 1
+    """GPUs of this worker, over which models may be cut: each has a process of its own. For the backend cuda; ref has
+    processes on the CPU instead."""
+    tensor_parallel_size: int = 1
+    """Accelerators that a model is cut over where its load does not say."""
     num_threads: int = 0
     """Threads that compute. 0: one per core that affinity and CPU quota leave; more are cut to that."""
     block_size: int = 16
@@ -157,6 +165,18 @@ class EngineSettings:
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             known = ", ".join(KV_CACHE_DTYPES)
             raise SettingsError(f"kv_cache_dtype is {self.kv_cache_dtype!r}; it must be one of {known}")
+        _at_least("num_accelerators", self.num_accelerators, 1)
+        if self.num_accelerators > 1 and self.backend not in CUTTING_BACKENDS:
+            raise SettingsError(
+                f"num_accelerators is {self.num_accelerators}, and backend {self.backend} computes on one: set backend "
+                f"to {' or '.join(CUTTING_BACKENDS)}, or num_accelerators to 1"
+            )
+        sizes = group_sizes(self.num_accelerators)
+        if self.tensor_parallel_size not in sizes:
+            raise SettingsError(
+                f"tensor_parallel_size is {self.tensor_parallel_size} with num_accelerators {self.num_accelerators}; "
+                f"it must be one of {', '.join(map(str, sizes))}"
+            )
         _at_least("num_threads", self.num_threads, 0)
         if self.block_size not in (16, 32, 64, 128):
             raise SettingsError(f"block_size is {self.block_size}; it must be 16, 32, 64 or 128")
@@ -180,7 +200,10 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
-    """What models may take, in bytes. All bookings of loaded and loading models together never exceed the budget."""
+    """What models may take, in bytes, on each accelerator.
+
+    All bookings of loaded and loading models together never exceed the budget.
+    """
 
     memory_budget_bytes: int = 0
     """Weights, KV and work space of all loaded models together. 0: 70 % of the smaller of the cgroup's limit and the
@@ -283,8 +306,6 @@ class RegistrySettings:
     others. Empty: the host name."""
     domains: tuple[str, ...] = ()
     """Failure domains this worker stands in, each KEY=VALUE, for example topology.kubernetes.io/zone=a."""
-    num_accelerators: int = 1
-    """Accelerators that one copy of a model may be cut over here."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -292,7 +313,6 @@ class RegistrySettings:
             scheme = self.redis_url.partition("://")[0][:16]
             raise SettingsError(f"redis_url begins with {scheme!r}; it must begin with redis://, rediss:// or unix://")
         _at_least("lease_ttl_s", self.lease_ttl_s, 0.05)
-        _at_least("num_accelerators", self.num_accelerators, 1)
         for entry in self.domains:
             key, _, value = entry.partition("=")
             if not key or not value:

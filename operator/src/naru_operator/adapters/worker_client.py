@@ -141,6 +141,7 @@ def _options(limits: EngineLimits) -> worker_pb2.EngineOptions:
         max_batch_delay_s=limits.max_batch_delay_s,
         speculation=limits.speculation,
         max_draft_tokens=limits.max_draft_tokens,
+        tensor_parallel_size=limits.tensor_parallel_size,
     )
 
 

@@ -36,6 +36,8 @@ class EngineLimits:
     speculation: str | None = None
     """``auto`` or ``off``."""
     max_draft_tokens: int | None = None
+    tensor_parallel_size: int | None = None
+    """Accelerators that the model is cut over."""
 
 
 _SPECULATION = {"Auto": "auto", "Never": "off"}
@@ -227,6 +229,7 @@ def engine_limits(engine: EngineSpec, resources: ResourcesSpec, batching: Batchi
         max_batch_delay_s=batching.max_delay_s,
         speculation=None if engine.speculation is None else _SPECULATION[engine.speculation],
         max_draft_tokens=engine.max_draft_tokens,
+        tensor_parallel_size=resources.tensor_parallel,
     )
 
 

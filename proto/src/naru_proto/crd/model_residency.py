@@ -105,7 +105,7 @@ class ResidencySpec(CrdModel):
 
 
 class KVCacheSpec(CrdModel):
-    """Memory for keys and values on each worker."""
+    """Memory for keys and values on each worker; of a copy over several accelerators, on each of them."""
 
     min_bytes: Bytes | None = Field(
         default=None, alias="min", description="The model is not loaded where less than this is left for its KV cache."
@@ -132,7 +132,12 @@ class ResourcesSpec(CrdModel):
         default="AsStored", description="Format of the weights in memory. AsStored: the format of the files."
     )
     tensor_parallel: int = Field(
-        default=1, alias="tensorParallel", ge=1, le=64, description="Accelerators one copy is cut over; a power of two."
+        default=1,
+        alias="tensorParallel",
+        ge=1,
+        le=64,
+        description="Accelerators one copy is cut over, a power of two: the first ones of a worker that has as many. "
+        "1: it lies on the first alone.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -32,7 +32,8 @@ class AcceleratorSpec(CrdModel):
         default=None,
         ge=1,
         le=64,
-        description="GPUs a worker holds; several form one tensor-parallel group. Absent: 1 for cuda; not for cpu.",
+        description="GPUs a worker holds; several form one group, over which it cuts models that ask for it "
+        "(resources.tensorParallel). Absent: 1 for cuda; not for cpu.",
     )
     resource_name: str = Field(
         default="nvidia.com/gpu",
@@ -83,8 +84,8 @@ class MemorySpec(CrdModel):
     budget_bytes: Bytes | None = Field(
         default=None,
         alias="budget",
-        description="Memory for weights, KV caches and work space of loaded models. Absent: 70 % of what the worker "
-        "has.",
+        description="Memory for weights, KV caches and work space of loaded models, on each accelerator. Absent: 70 % "
+        "of what the worker has, 90 % of a GPU.",
     )
     host_bytes: Bytes | None = Field(
         default=None,

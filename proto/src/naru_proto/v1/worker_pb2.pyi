@@ -366,7 +366,7 @@ class Residency(_message.Message):
     def __init__(self, pinned: _Optional[bool] = ..., priority: _Optional[int] = ..., min_residency_s: _Optional[float] = ..., idle_ttl_s: _Optional[float] = ..., keep_last_copy: _Optional[bool] = ...) -> None: ...
 
 class EngineOptions(_message.Message):
-    __slots__ = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "enable_prefix_caching", "kv_cache_min_bytes", "max_batch_size", "max_batch_delay_s", "speculation", "max_draft_tokens", "kv_cache_dtype")
+    __slots__ = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "enable_prefix_caching", "kv_cache_min_bytes", "max_batch_size", "max_batch_delay_s", "speculation", "max_draft_tokens", "kv_cache_dtype", "tensor_parallel_size")
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +378,7 @@ class EngineOptions(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -389,7 +390,8 @@ class EngineOptions(_message.Message):
     speculation: str
     max_draft_tokens: int
     kv_cache_dtype: str
-    def __init__(self, max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., enable_prefix_caching: _Optional[bool] = ..., kv_cache_min_bytes: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_batch_delay_s: _Optional[float] = ..., speculation: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ...) -> None: ...
+    tensor_parallel_size: int
+    def __init__(self, max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., enable_prefix_caching: _Optional[bool] = ..., kv_cache_min_bytes: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_batch_delay_s: _Optional[float] = ..., speculation: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("state", "bytes_done", "bytes_total", "detail", "error", "eta_s")

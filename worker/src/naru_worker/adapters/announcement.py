@@ -61,7 +61,6 @@ class Announcement:
             leaving=self.is_leaving,
             node=self._node,
             domains=dict(entry.split("=", 1) for entry in settings.domains),
-            num_accelerators=settings.num_accelerators,
             known_version=self._near_writer.version,
         )
 

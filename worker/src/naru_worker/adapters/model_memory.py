@@ -25,16 +25,18 @@ class ModelMemory(Memory, Protocol):
 class MachineMemory:
     """Of the CPU backends."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int = 1) -> None:
+        """`num_ranks`: processes that share it; all numbers are one's part."""
+        self._num_ranks = num_ranks
         self._released_s = 0.0
 
     def default_budget_bytes(self) -> int:
         """A share of what the cgroup allows."""
-        return int(HOST_SHARE * machine.memory_limit_bytes())
+        return int(HOST_SHARE * machine.memory_limit_bytes()) // self._num_ranks
 
     def available_bytes(self) -> int:
         """As cgroup and host tell."""
-        return machine.memory_available_bytes()
+        return machine.memory_available_bytes() // self._num_ranks
 
     def release(self) -> None:
         """At most every `RELEASE_INTERVAL_S`."""
@@ -66,15 +68,15 @@ class GpuMemory:
         self._gpu.release()
 
 
-def open_memory(backend: str) -> ModelMemory:
-    """The memory of a backend's models.
+def open_memory(backend: str, num_accelerators: int = 1) -> ModelMemory:
+    """The memory of a backend's models: on one accelerator, of which others have as much.
 
     Raises:
         LoadError: it is a GPU's, and none can be used.
         ImportError: torch is not installed.
     """
     if backend != "cuda":
-        return MachineMemory()
+        return MachineMemory(num_accelerators)
     memory = GpuMemory()
     # Under Triton's interpreter the GPU is the machine.
-    return memory if memory.default_budget_bytes() else MachineMemory()
+    return memory if memory.default_budget_bytes() else MachineMemory(num_accelerators)

@@ -92,9 +92,10 @@ class NearModels:
         """What the models in memory take, as measured at their loads."""
         return {
             resident.name: FootprintRecord(
-                entry.footprint.weight_bytes,
-                entry.footprint.kv_floor_bytes,
-                entry.footprint.private_bytes,
+                # Of all accelerators together.
+                entry.footprint.weight_bytes * entry.footprint.num_accelerators,
+                entry.footprint.kv_floor_bytes * entry.footprint.num_accelerators,
+                entry.footprint.private_bytes * entry.footprint.num_accelerators,
                 round(entry.load_s, 3),
                 round(resident.fetch_s + entry.load_s, 3) if resident.fetch_s else 0.0,
             )
@@ -119,4 +120,5 @@ class NearModels:
 
 
 def _weight_bytes(entry: ModelEntry) -> int:
-    return 0 if entry.footprint is None else entry.footprint.weight_bytes
+    footprint = entry.footprint
+    return 0 if footprint is None else footprint.weight_bytes * footprint.num_accelerators

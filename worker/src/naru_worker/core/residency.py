@@ -41,6 +41,7 @@ _AT_LEAST_1 = (
     "kv_cache_min_bytes",
     "max_batch_size",
     "max_draft_tokens",
+    "tensor_parallel_size",
 )
 
 
@@ -66,6 +67,8 @@ class LoadOptions:
     """Most guessed tokens of one sequence in one step."""
     kv_cache_dtype: KVCacheDtype | None = None
     """Element type of the KV cache; int8 halves it and rounds it to bytes with a scale per token and kv head."""
+    tensor_parallel_size: int | None = None
+    """Accelerators that the model is cut over."""
 
     def __post_init__(self) -> None:
         """Checks ranges.

@@ -131,10 +131,6 @@ def _unsupported(spec: RevisionSpec) -> Eligible | None:
     """What no worker of this version can do, whatever the pools offer."""
     if spec.adapters:
         return Eligible((), "UnsupportedField", "spec.adapters: workers load no adapters yet; leave them out")
-    count = spec.resources.tensor_parallel
-    if count > 1:
-        message = f"spec.resources.tensorParallel is {count}: a worker loads a model onto one accelerator; write 1"
-        return Eligible((), "UnsupportedField", message)
     return None
 
 

@@ -56,7 +56,7 @@ def _needs(spec: RevisionSpec) -> Iterable[_Need]:
             lambda pool: pool.spec.accelerator.num_accelerators >= count,
             "TooFewAccelerators",
             f"spec.resources.tensorParallel is {count}, and no worker of the pools {{pools}} has so many accelerators; "
-            "raise accelerator.count of one of them or lower tensorParallel",
+            "raise accelerator.count of one of kind cuda or lower tensorParallel (workers of kind cpu cut no model)",
         )
     secret = spec.model.credentials_secret
     if secret is not None:

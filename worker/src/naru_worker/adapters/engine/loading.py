@@ -77,7 +77,7 @@ class DiskLoader:
             LoadError: the model cannot be had, cannot be served, or can never fit.
             Interrupted: `should_stop` was set.
         """
-        merge_options(self._room.engine, spec.options)
+        merged = merge_options(self._room.engine, spec.options)
         fetched = fetch(
             spec.uri,
             spec.revision,
@@ -87,6 +87,12 @@ class DiskLoader:
             settings=self._fetching,
         )
         kind = kind_of(fetched.path)
+        if kind is not Kind.DECODER and (spec.options.tensor_parallel_size or 1) > 1:
+            raise LoadError(
+                f"tensor_parallel_size is {spec.options.tensor_parallel_size}, and only models that generate can be "
+                "cut over several accelerators; write 1",
+                param="tensor_parallel_size",
+            )
         if kind is Kind.ONNX:
             return prepare_onnx(name, spec, fetched, self._room, should_stop)
         try:
@@ -97,7 +103,7 @@ class DiskLoader:
             ) from exc
         if kind is Kind.ENCODER:
             return prepare_encoder(name, spec, fetched, self._room)
-        self._refuse_hopeless(name, fetched)
+        self._refuse_hopeless(name, fetched, merged.tensor_parallel_size)
         if self._store is not None:
             try:
                 packed = self._packed(name, spec, fetched, self._store, on_progress, should_stop)
@@ -130,14 +136,15 @@ class DiskLoader:
         path = store.ensure(fetched.path, packing, should_stop)
         return prepare_packed(name, spec, fetched, path, store, self._room)
 
-    def _refuse_hopeless(self, name: str, fetched: FetchedModel) -> None:
-        """Before any work: weights that are larger than the whole budget."""
+    def _refuse_hopeless(self, name: str, fetched: FetchedModel, num_ranks: int) -> None:
+        """Before any work: weights of which one rank's part is larger than the whole budget."""
         files = [fetched.path] if fetched.path.is_file() else sorted(fetched.path.glob("*.safetensors"))
-        num_bytes = sum(file.stat().st_size for file in files)
+        num_bytes = sum(file.stat().st_size for file in files) // num_ranks
         budget_bytes = self._room.ledger.budget_bytes
         if num_bytes * _FILE_SHARE > budget_bytes:
+            where = f" on each of {num_ranks} accelerators" if num_ranks > 1 else ""
             raise LoadError(
-                f"model {name!r} has {num_bytes / 1e6:,.1f} MB of weights; this worker's whole budget is "
+                f"model {name!r} has {num_bytes / 1e6:,.1f} MB of weights{where}; this worker's whole budget is "
                 f"{budget_bytes / 1e6:,.1f} MB; raise memory_budget_bytes or serve it on a larger worker",
                 param="memory",
             )

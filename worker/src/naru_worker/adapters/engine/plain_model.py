@@ -15,7 +15,9 @@ from naru_worker.adapters.engine.sizing import FileFacts, ModelSize, merge_optio
 from naru_worker.adapters.engine.wiring import EngineRoom, ModelParts, build_engine
 from naru_worker.adapters.fetch import FetchedModel
 from naru_worker.adapters.models.opening import OpenedFiles, join_model, open_files
+from naru_worker.adapters.ops.protocol import Runner, RunnerOptions
 from naru_worker.adapters.tokenizer.model_tokenizer import ModelTokenizer
+from naru_worker.adapters.weights.checkpoint import Checkpoint
 from naru_worker.core.residency import ModelSpec
 
 TOKENIZER_BYTES = 40 << 20
@@ -30,23 +32,36 @@ def prepare_plain(name: str, spec: ModelSpec, fetched: FetchedModel, room: Engin
     """
     files = open_files(fetched.path)
     try:
-        config = files.checkpoint.config
-        backend = open_backend(room.engine.backend)
         engine = merge_options(room.engine, spec.options)
-        base = runner_options(room.engine, engine, config.max_position_embeddings, room.num_threads)
-        facts = FileFacts(
-            config,
-            # Copies share nothing: each load is its own.
-            weights_key=f"own:{name}",
-            weight_bytes=backend.weight_bytes(files.checkpoint),
-            kv_block_bytes=backend.kv_block_bytes(config, base),
-            workspace_bytes=backend.workspace_bytes(config, base),
-            tokenizer_bytes=TOKENIZER_BYTES,
-        )
+        base = runner_options(room.engine, engine, files.checkpoint.config.max_position_embeddings, room.num_threads)
+        facts = _facts(name, files.checkpoint, room.engine.backend, base, engine.tensor_parallel_size)
         size = size_model(name, facts, base, room.engine, room.memory, spec.options, room.ledger.budget_bytes)
     finally:
         files.checkpoint.close()
     return PlainModel(name, fetched, room, size)
+
+
+def _facts(name: str, checkpoint: Checkpoint, backend_name: str, base: RunnerOptions, num_ranks: int) -> FileFacts:
+    """What it takes, of several ranks on the first: none has more.
+
+    Raises:
+        LoadError: it cannot be cut so.
+    """
+    backend, config, exchanged_bytes = open_backend(backend_name), checkpoint.config, 0
+    if num_ranks > 1:
+        from naru_worker.adapters.ops.tensor_parallel.shards import exchange_bytes, shard_sizes
+
+        exchanged_bytes = exchange_bytes(backend_name, config, base)
+        checkpoint = shard_sizes(checkpoint, num_ranks)
+    return FileFacts(
+        config,
+        # Copies share nothing: each load is its own.
+        weights_key=f"own:{name}",
+        weight_bytes=backend.weight_bytes(checkpoint),
+        kv_block_bytes=backend.kv_block_bytes(checkpoint.config, base),
+        workspace_bytes=backend.workspace_bytes(checkpoint.config, base) + exchanged_bytes,
+        tokenizer_bytes=TOKENIZER_BYTES,
+    )
 
 
 class PlainModel:
@@ -99,7 +114,7 @@ class PlainHosted:
         Raises:
             LoadError: the files are not what they said.
         """
-        runner = open_backend(self._room.engine.backend).load_runner(self._files.checkpoint, self._size.runner_options)
+        runner = self._load_runner()
         try:
             model = join_model(self._files.checkpoint, self._tokenizer.result())
             parts = ModelParts(
@@ -123,6 +138,16 @@ class PlainHosted:
         self._files.checkpoint.close()
         self._fetched.release()
         return 0
+
+    def _load_runner(self) -> Runner:
+        backend, options = self._room.engine.backend, self._size.runner_options
+        num_ranks = self._size.footprint.num_accelerators
+        if num_ranks == 1:
+            return open_backend(backend).load_runner(self._files.checkpoint, options)
+        from naru_worker.adapters.ops.tensor_parallel.group_runner import load_over_group
+
+        assert self._room.ranks is not None, "sizes above one are those of a group"
+        return load_over_group(self._room.ranks, num_ranks, self._fetched.path, backend, options)
 
     def _open_tokenizer(self) -> None:
         try:

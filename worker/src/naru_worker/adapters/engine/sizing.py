@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from naru_proto.errors import LoadError
 from naru_worker.adapters.engine.backend import kv_format
 from naru_worker.adapters.ops.protocol import RunnerOptions
+from naru_worker.core.group_sizes import group_sizes
 from naru_worker.core.hub.model import Footprint
 from naru_worker.core.kv_growth import KVLayout, kv_floor_blocks, kv_layout
 from naru_worker.core.memory_plan import MemoryNeed, MemoryWish, plan_memory
@@ -31,11 +32,13 @@ class EngineOptions:
     max_draft_tokens: int
     """0: no speculation."""
     kv_cache_dtype: KVCacheDtype
+    tensor_parallel_size: int
+    """Accelerators that the model is cut over."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What a model's files say about its size."""
+    """What a model's files say about its size. Bytes are those of one accelerator."""
 
     config: ModelConfig
     weights_key: str
@@ -65,7 +68,7 @@ def merge_options(settings: EngineSettings, options: LoadOptions) -> EngineOptio
     """The load's word where it has one.
 
     Raises:
-        LoadError: the step has no room for one token of each sequence.
+        LoadError: the step has no room for one token of each sequence, or the worker cannot cut a model so.
     """
     num_seqs = options.max_num_seqs or settings.max_num_seqs
     num_tokens = options.max_num_batched_tokens or max(settings.step_tokens, num_seqs)
@@ -77,7 +80,16 @@ def merge_options(settings: EngineSettings, options: LoadOptions) -> EngineOptio
     caching = settings.enable_prefix_caching if options.enable_prefix_caching is None else options.enable_prefix_caching
     is_guessing = (options.speculation or settings.speculation) == "auto"
     num_drafts = (options.max_draft_tokens or settings.max_draft_tokens) if is_guessing else 0
-    return EngineOptions(num_seqs, num_tokens, caching, num_drafts, options.kv_cache_dtype or settings.kv_cache_dtype)
+    kv_cache_dtype = options.kv_cache_dtype or settings.kv_cache_dtype
+    size = options.tensor_parallel_size or settings.tensor_parallel_size
+    sizes = group_sizes(settings.num_accelerators)
+    if size not in sizes:
+        raise LoadError(
+            f"tensor_parallel_size is {size}, and this worker's num_accelerators is {settings.num_accelerators}: write "
+            f"{' or '.join(map(str, sizes))}, or serve the model on a worker with more accelerators",
+            param="tensor_parallel_size",
+        )
+    return EngineOptions(num_seqs, num_tokens, caching, num_drafts, kv_cache_dtype, size)
 
 
 def runner_options(settings: EngineSettings, options: EngineOptions, max_model_len: int, threads: int) -> RunnerOptions:
@@ -88,7 +100,8 @@ def runner_options(settings: EngineSettings, options: EngineOptions, max_model_l
         max_num_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
         max_model_len=max_model_len,
-        num_threads=threads,
+        # Ranks share the cores.
+        num_threads=max(1, threads // options.tensor_parallel_size),
         kv_format=kv_format(settings.backend, options.kv_cache_dtype),
     )
 
@@ -130,7 +143,12 @@ def size_model(
     floor_blocks = min(plan.num_blocks, max(floor_blocks, least_bytes // facts.kv_block_bytes))
     layout = kv_layout(facts.kv_block_bytes, plan.num_blocks, floor_blocks)
     footprint = Footprint(
-        facts.weights_key, facts.weight_bytes, layout.floor_bytes, facts.workspace_bytes, private_bytes
+        facts.weights_key,
+        facts.weight_bytes,
+        layout.floor_bytes,
+        facts.workspace_bytes,
+        private_bytes,
+        engine.tensor_parallel_size,
     )
     limits = RunnerOptions(
         block_size=base.block_size,

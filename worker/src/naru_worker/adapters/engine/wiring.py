@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from naru_proto.registry import ModelInfoRecord
 from naru_worker.adapters.engine.engine import ModelEngine
@@ -26,6 +27,9 @@ from naru_worker.core.request_limits import RequestLimits
 from naru_worker.core.scheduler import Scheduler
 from naru_worker.core.scheduler_config import SchedulerConfig
 from naru_worker.settings import EngineSettings, MemorySettings
+
+if TYPE_CHECKING:
+    from naru_worker.adapters.ops.tensor_parallel.rank_group import RankGroup
 
 MAX_TOKEN_BYTES = 1024
 """Longer than any entry of the vocabularies in use (the longest are runs of blanks)."""
@@ -51,6 +55,8 @@ class EngineRoom:
     """Whether some model has work: loads stand aside between their steps."""
     tokenizers: TokenizerCache = field(default_factory=lambda: TokenizerCache(KEPT_TOKENIZER_BYTES))
     grammars: GrammarRoom = field(default_factory=GrammarRoom)
+    ranks: RankGroup | None = None
+    """Processes that models are cut over; None: there is one accelerator."""
 
     def stand_aside(self, stop: threading.Event) -> None:
         """Lets models that have work take their steps undisturbed for a moment, between two pieces of a load.

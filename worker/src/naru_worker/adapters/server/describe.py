@@ -77,6 +77,10 @@ def resident_record(hub: ModelHub, resident: Resident, unix_offset_s: float) -> 
     used_s = hub.now_s() if entry.num_in_flight else entry.last_used_s
     # The hub also counts the moment at which a model came up as a use of it.
     was_used = bool(entry.num_in_flight) or entry.last_used_s > entry.ready_since_s > 0
+    # The route map counts bytes of all accelerators together.
+    count = 1 if entry.footprint is None else entry.footprint.num_accelerators
+    weight_bytes = 0 if model is None else model.facts.weight_bytes * count
+    kv_bytes = 0 if model is None else entry.kv_bytes * count
     return ResidentRecord(
         state=progress.state.value,
         generation=entry.generation,
@@ -84,11 +88,11 @@ def resident_record(hub: ModelHub, resident: Resident, unix_offset_s: float) -> 
         bytes_done=progress.bytes_done,
         bytes_total=progress.bytes_total,
         error="" if progress.error is None else progress.error.message,
-        num_bytes=0 if model is None else model.facts.weight_bytes + entry.kv_bytes,
+        num_bytes=weight_bytes + kv_bytes,
         eta_s=round(progress.eta_s, 1),
         epoch=resident.epoch,
-        weight_bytes=0 if model is None else model.facts.weight_bytes,
-        kv_bytes=0 if model is None else entry.kv_bytes,
+        weight_bytes=weight_bytes,
+        kv_bytes=kv_bytes,
         num_in_flight=entry.num_in_flight,
         since_s=int(unix_offset_s + since_s),
         last_used_s=int(unix_offset_s + used_s) // 60 * 60 if was_used else 0,
@@ -99,7 +103,7 @@ def worker_record(identity: WorkerIdentity, hub: ModelHub, address: str, unix_of
     """The worker as the route map shows it; `address` is where routers reach it."""
     load = load_message(hub)
     ledger, memory = hub.operations.bookings.ledger, hub.core.memory
-    residents = hub.residents()
+    residents, count = hub.residents(), identity.num_accelerators
     return WorkerRecord(
         worker_id=identity.worker_id,
         address=address,
@@ -109,11 +113,24 @@ def worker_record(identity: WorkerIdentity, hub: ModelHub, address: str, unix_of
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         num_known=hub.num_known() - len(residents),
-        budget_bytes=ledger.budget_bytes,
-        used_bytes=ledger.budget_bytes - ledger.free_bytes(),
+        budget_bytes=ledger.budget_bytes * count,
+        used_bytes=(ledger.budget_bytes - ledger.free_bytes()) * count - _bytes_elsewhere(hub, count),
+        num_accelerators=count,
         host_budget_bytes=memory.host_budget_bytes,
         host_used_bytes=memory.host_bytes,
     )
+
+
+def _bytes_elsewhere(hub: ModelHub, num_accelerators: int) -> int:
+    """Bytes that the first accelerator has and others have not, as they have no part of a model; of all of them."""
+    if num_accelerators == 1:
+        return 0
+    books, total = hub.operations.bookings, 0
+    for resident in hub.residents():
+        footprint = resident.entry.footprint
+        if footprint is not None:
+            total += books.held_bytes(resident.name) * (num_accelerators - footprint.num_accelerators)
+    return total
 
 
 def load_message(hub: ModelHub) -> worker_pb2.Load:

@@ -16,6 +16,7 @@ class WorkerIdentity:
     isa: str
     """Instruction set the kernels run on; empty where it is not ours to choose."""
     num_threads: int
+    num_accelerators: int = 1
 
     @property
     def epoch(self) -> str:

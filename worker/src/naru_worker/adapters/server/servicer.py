@@ -38,6 +38,7 @@ _OPTION_FIELDS = (
     "speculation",
     "max_draft_tokens",
     "kv_cache_dtype",
+    "tensor_parallel_size",
 )
 _TIERS = {
     worker_pb2.TIER_UNSPECIFIED: Tier.ACTIVE,

@@ -55,6 +55,8 @@ class Footprint:
     """Activations: one workspace serves all models, as large as the largest needs."""
     private_bytes: int = 0
     """What comes with each load beside weights and KV: tokenizer, tape, vectors."""
+    num_accelerators: int = 1
+    """That it is cut over. Each takes so many bytes; the worker counts those of its first one, which has all models."""
 
 
 @dataclass(slots=True, eq=False)

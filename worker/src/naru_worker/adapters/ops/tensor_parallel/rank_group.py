@@ -52,6 +52,8 @@ class RankGroup:
         self._transport = transport
         self.timeout_s = timeout_s
         """How long a step may take from now on."""
+        self._patience_s = min(GRACE_S, timeout_s / 6)
+        """A late rank has so long for a sign of life."""
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._next_order = 1
@@ -273,7 +275,7 @@ class RankGroup:
         behind = {0: 0}
         """Exchanges less than rank 0 has begun, of the groups that a rank is in."""
         for follower in owing:
-            count = follower.progress(GRACE_S)
+            count = follower.progress(self._patience_s)
             if count is None:
                 return follower.rank, f"no sign of life for {self.timeout_s:g} s"
             of_both = sum(each.num_begun for size, each in self.collectives.items() if follower.rank < size)
