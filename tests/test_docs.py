@@ -76,7 +76,7 @@ def test_every_http_endpoint_is_listed() -> None:
 
 def test_every_tensor_format_and_architecture_is_listed() -> None:
     protocol = (ROOT / "worker/src/naru_worker/adapters/ops/protocol.py").read_text(encoding="utf-8")
-    match = re.search(r"^TensorFormat = Literal\[(.+)\]$", protocol, re.MULTILINE)
+    match = re.search(r"^FileFormat = Literal\[(.+)\]$", protocol, re.MULTILINE)
     assert match is not None
     formats = [name.strip('" ').upper() for name in match[1].split(",")]
     assert [name for name in formats if name not in page("models.md")] == []

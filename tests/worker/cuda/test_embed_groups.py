@@ -24,7 +24,7 @@ def _table(tensor_format: TensorFormat, rows: int, columns: int) -> tuple[Any, A
     return segment, torch.from_numpy(values).float()
 
 
-@pytest.mark.parametrize("tensor_format", ["q4_0", "q4_1", "q8_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("tensor_format", ["q4_0", "q4_1", "q8_0", "q4_k", "q6_k", "q4_g128", "e4m3_b32"])
 @pytest.mark.parametrize("columns", [256, 1280])
 def test_rows_are_those_of_the_decoded_table(columns: int, tensor_format: TensorFormat) -> None:
     table, values = _table(tensor_format, 9, columns)

@@ -26,7 +26,10 @@ def random_tensor(tensor_format: TensorFormat, *shape: int, seed: int = 0) -> Ra
     return random_raw("w", tensor_format, shape, np.random.default_rng(seed))[0]
 
 
-QUANTIZED: list[TensorFormat] = ["q4_0", "q4_1", "q8_0", "q4_k", "q6_k"]
+QUANTIZED: list[TensorFormat] = [
+    "q4_0", "q4_1", "q8_0", "q4_k", "q6_k",
+    "q4_s64", "q4_s128", "q4_g64", "q4_g128", "e4m3_row", "e4m3_b32", "e4m3_b128",
+]  # fmt: skip
 
 
 def _expected(x: Any, parts: list[RawTensor], biases: list[RawTensor | None]) -> Any:

@@ -84,7 +84,7 @@ def test_plain_experts_give_the_weighted_sum_of_their_results(num_tokens: int, r
     torch.testing.assert_close(result.double(), expected + residual, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("formats", [("q4_1", "q4_0"), ("q8_0", "q8_0")])
+@pytest.mark.parametrize("formats", [("q4_1", "q4_0"), ("q8_0", "q8_0"), ("e4m3_row", "e4m3_b32")])
 def test_quantized_experts_are_one_matrix(formats: tuple[TensorFormat, TensorFormat]) -> None:
     rng = np.random.default_rng(0)
     packed, values = [], []

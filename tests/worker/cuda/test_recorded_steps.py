@@ -16,7 +16,10 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 PROGRAM = Path(__file__).parents[1] / "support" / "recorded_steps.py"
-MODELS = {"bf16", "q4_k, cache of bytes", "windows, half a head rotated", "learned positions, biases"}
+MODELS = {
+    "bf16", "q4_k, cache of bytes", "windows, half a head rotated", "learned positions, biases", "8-bit floats",
+    "groups of 64 and 128",
+}  # fmt: skip
 
 
 def report(arch: int, *arguments: str) -> dict[str, Any]:

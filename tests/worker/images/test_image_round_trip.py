@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from batches import Lane, batch_of
 from gguf_builder import model_file
+from quantized_models import SCHEMES, SPEC, write_quantized
 from tiny_models import CHAT_TEMPLATE, TinySpec, write_model
 
 from naru_proto.errors import LoadError
@@ -128,14 +129,28 @@ def test_an_image_stays_one_mapping_so_that_huge_pages_fit(
 def test_a_model_run_from_its_image_gives_the_same_logits(
     tmp_path: Path, tiny_model: Callable[[TinySpec], Path], pack_here: Any, go_on: threading.Event, name: str
 ) -> None:
-    folder = tiny_model(FAMILIES[name])
+    assert_runs_from_its_image(tiny_model(FAMILIES[name]), FAMILIES[name], tmp_path, pack_here, go_on)
+
+
+@pytest.mark.parametrize("name", ["gptq, groups of 128", "awq, groups of 64", "floats, scales of blocks"])
+def test_a_model_in_another_quantizers_layout_is_packed_in_native_formats(
+    tmp_path: Path, pack_here: Any, go_on: threading.Event, name: str
+) -> None:
+    folder = tmp_path / "model"
+    write_quantized(folder, SCHEMES[name])
+    assert_runs_from_its_image(folder, SPEC, tmp_path, pack_here, go_on)
+
+
+def assert_runs_from_its_image(
+    folder: Path, spec: TinySpec, tmp_path: Path, pack_here: Any, go_on: threading.Event
+) -> None:
     image = ModelImage(pack_here(folder, tmp_path))
     image.make_present(lambda ready: None, True, go_on)
     model = open_model(folder)
     batch = batch_of([(Lane(list(range(5, 45)), [1, 2, 3]), 40)], 16, every_logit=True)
     runners = [cpu.load_runner(model.checkpoint, OPTIONS), cpu.load_image_runner(image, OPTIONS)]
     copied, mapped = (runner.logits(batch) for runner in runners)
-    assert copied.shape == (40, FAMILIES[name].vocab_size) and np.isfinite(copied).all()
+    assert copied.shape == (40, spec.vocab_size) and np.isfinite(copied).all()
     np.testing.assert_array_equal(copied, mapped)
     for runner in runners:
         runner.close()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from memory_models import FLOAT_BLOCKS, GROUPS, random_tensor
+from quantized_models import FLOATS
 
 from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
-from naru_worker.adapters.ops.ref_dequant import dequantize
+from naru_worker.adapters.ops.ref_dequant import E4M3, dequantize
+from naru_worker.adapters.weights.gguf_file import TENSOR_TYPES
 from naru_worker.adapters.weights.tensor_format import BLOCKS, tensor_bytes
 
 gguf = pytest.importorskip("gguf", reason="the decoder compared with")
@@ -41,5 +44,16 @@ def test_plain_formats_decode_exactly() -> None:
 
 
 def test_the_table_of_blocks_agrees_with_the_reference() -> None:
-    for name, sizes in BLOCKS.items():
-        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]] == sizes
+    for name in TENSOR_TYPES.values():
+        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]] == BLOCKS[name]
+
+
+@pytest.mark.parametrize("tensor_format", [*GROUPS, *FLOAT_BLOCKS])
+def test_blocks_of_other_quantizers_decode_to_what_they_were_made_of(tensor_format: TensorFormat) -> None:
+    tensor, values = random_tensor("t", tensor_format, (5, 256), np.random.default_rng(6))
+    np.testing.assert_allclose(dequantize(tensor), values, rtol=1e-6, atol=1e-6)
+    assert len(tensor.data) == tensor_bytes(tensor_format, tensor.shape)
+
+
+def test_every_8_bit_float_is_what_its_bits_say() -> None:
+    np.testing.assert_array_equal(E4M3, FLOATS.astype(np.float32))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from quantized_models import FLOATS, float_codes
 
 from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
 from naru_worker.core.model_config import ModelConfig, RopeConfig
@@ -23,6 +24,10 @@ BLOCKS: dict[str, tuple[int, int]] = {
 HALVES: dict[str, tuple[int, ...]] = {"q4_0": (0,), "q4_1": (0, 2), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
 """Where a block holds half-precision numbers; all other bytes may be anything."""
 SPREAD = {"q4_0": 0.02, "q4_1": 0.02, "q8_0": 0.001, "q4_k": 0.0002, "q6_k": 0.0001}
+GROUPS: dict[str, tuple[int, int]] = {"q4_s64": (64, 2), "q4_s128": (128, 2), "q4_g64": (64, 4), "q4_g128": (128, 4)}
+"""Columns and bytes of scale and minimum of a block of nibbles that GGUF does not know."""
+FLOAT_BLOCKS = {"e4m3_row": 32, "e4m3_b32": 32, "e4m3_b128": 128}
+"""Columns of a block of 8-bit floats."""
 
 
 LEARNED: dict[str, Any] = {
@@ -46,6 +51,10 @@ def random_tensor(
     """A tensor of random blocks and its values, decoded with the gguf package."""
     if tensor_format in BLOCKS:
         return _decoded(random_blocks(name, tensor_format, shape, rng, scale))
+    if tensor_format in GROUPS:
+        return _random_groups(name, tensor_format, shape, rng, scale)
+    if tensor_format in FLOAT_BLOCKS:
+        return _random_floats(name, tensor_format, shape, rng, scale)
     values = (rng.standard_normal(shape) * 0.2 * scale).astype(np.float32)
     if tensor_format == "f16":
         halves = values.astype(np.float16)
@@ -79,6 +88,34 @@ def _decoded(tensor: RawTensor) -> tuple[RawTensor, Float64Array]:
     raw = np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape[0], -1)
     kind = gguf.GGMLQuantizationType[tensor.format.upper()]
     return tensor, gguf.quants.dequantize(raw, kind).astype(np.float64)
+
+
+def _random_groups(
+    name: str, tensor_format: TensorFormat, shape: tuple[int, ...], rng: np.random.Generator, scale: float
+) -> tuple[RawTensor, Float64Array]:
+    columns, head = GROUPS[tensor_format]
+    integers = rng.integers(0, 16, (shape[0], shape[1] // columns, columns))
+    scales = (rng.standard_normal(integers.shape[:2]) * 0.02 * scale).astype(np.float16)[..., None]
+    minimums = scales * np.float16(-7.5)
+    nibbles = integers[..., : columns // 2] | (integers[..., columns // 2 :] << 4)
+    heads = [scales.view(np.uint8)] + ([minimums.view(np.uint8)] if head == 4 else [])
+    raw = np.concatenate([*heads, nibbles.astype(np.uint8)], axis=2)
+    least = minimums.astype(np.float64) if head == 4 else -8 * scales.astype(np.float64)
+    values = (integers * scales.astype(np.float64) + least).reshape(shape)
+    return RawTensor(name, tensor_format, shape, memoryview(raw.tobytes())), values
+
+
+def _random_floats(
+    name: str, tensor_format: TensorFormat, shape: tuple[int, ...], rng: np.random.Generator, scale: float
+) -> tuple[RawTensor, Float64Array]:
+    columns = FLOAT_BLOCKS[tensor_format]
+    codes = float_codes(rng.standard_normal((shape[0], shape[1] // columns, columns)) * 100)
+    scales = (rng.uniform(0.5, 2, codes.shape[:2]) * 0.002 * scale).astype(np.float32)[..., None]
+    if tensor_format == "e4m3_row":
+        scales = np.repeat(scales[:, :1], codes.shape[1], axis=1)
+    raw = np.concatenate([scales.view(np.uint8), codes], axis=2)
+    values = (FLOATS[codes] * scales.astype(np.float64)).reshape(shape)
+    return RawTensor(name, tensor_format, shape, memoryview(raw.tobytes())), values
 
 
 @dataclass

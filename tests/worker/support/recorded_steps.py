@@ -67,6 +67,14 @@ def models() -> dict[str, tuple[MemoryCheckpoint, KVFormat]]:
             ),
             "f16",
         ),
+        "8-bit floats": (
+            checkpoint_of(config_of(**WIDE), {"down": "e4m3_b128", "embed": "bf16", "lm_head": "bf16"}, "e4m3_row"),
+            "f16",
+        ),
+        "groups of 64 and 128": (
+            checkpoint_of(config_of(**WIDE), {"down": "q4_s64", "embed": "bf16", "lm_head": "bf16"}, "q4_g128"),
+            "f16",
+        ),
         "learned positions, biases": (checkpoint_of(config_of(**LEARNED), default="bf16"), "f16"),
     }
 
@@ -76,7 +84,7 @@ class RecordedModel:
 
     def __init__(self, checkpoint: MemoryCheckpoint, kv_format: KVFormat, arch: int) -> None:
         config = checkpoint.config
-        gpu = GpuDevice(torch.device("cpu"), arch, "none", 0, False)
+        gpu = GpuDevice(torch.device("cpu"), arch, "none", 0, False, divmod(arch, 10))
         kv = KVConfig(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, 1024)
         dtype = element_type(kv_format, gpu.activation_dtype)
         blocks = torch.zeros((kv.num_blocks, block_bytes(kv, dtype)), dtype=torch.uint8)

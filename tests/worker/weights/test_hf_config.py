@@ -157,7 +157,6 @@ def test_an_unsupported_window_layout_is_refused(layer_types: Any) -> None:
     [
         (LLAMA, {"model_type": "mamba"}, "model_type"),
         (LLAMA, {"model_type": None}, "model_type"),
-        (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config"),
         (LLAMA, {"hidden_act": "relu"}, "hidden_act"),
         (LLAMA, {"hidden_size": 2**40}, "hidden_size"),
         (LLAMA, {"hidden_size": -64}, "hidden_size"),

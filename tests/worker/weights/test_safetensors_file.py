@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from naru_proto.errors import LoadError
-from naru_worker.adapters.weights.safetensors_file import SafetensorsFile
+from naru_worker.adapters.weights.safetensors_file import SafetensorsFile, other_dtypes
 
 
 def opened(folder: Path, content: bytes) -> SafetensorsFile:
@@ -43,7 +43,7 @@ def test_what_the_library_writes_comes_back(tmp_path: Path) -> None:
     assert np.array_equal(np.frombuffer(file.tensors["a"].data, "<f4").reshape(2, 3), arrays["a"])
     assert (file.tensors["b"].format, file.tensors["b"].shape) == ("f16", (4,))
     assert file.tensors["empty"].shape == (0, 4)
-    assert file.other_dtypes == {"mask": "BOOL"}
+    assert other_dtypes(file.stored) == {"mask": "BOOL"} and bytes(file.stored["mask"].data) == b"\1" * 4
     assert file.tensors["a"].data.readonly
 
 

@@ -47,8 +47,6 @@ def parse_hf_config(fields: Fields, eos_token_ids: frozenset[int] = frozenset())
             f"is {model_type!r}; supported are {', '.join(SUPPORTED_MODEL_TYPES)}, and the encoders "
             f"{', '.join(ENCODER_MODEL_TYPES)}",
         )
-    if fields.has("quantization_config"):
-        fields.fail("quantization_config", "is set; use unquantized safetensors, or a GGUF file for quantized weights")
     eos = tuple(sorted(eos_token_ids | fields.token_ids("eos_token_id")))
     if model_type == "gpt2":
         return _parse_gpt2(fields, eos)

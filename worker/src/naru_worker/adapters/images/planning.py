@@ -69,6 +69,6 @@ def _content_hash(checkpoint: MappedCheckpoint) -> bytes:
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     for name in expected_shapes(checkpoint.config):
         tensor = checkpoint.get(name)
-        digest.update(f"{name} {tensor.format} {tensor.shape} {tensor.data.nbytes}\n".encode())
+        digest.update(f"{name} {tensor.format} {tensor.shape} {tensor.num_bytes}\n".encode())
         digest.update(tensor.data)
     return digest.digest()

@@ -13,6 +13,7 @@ from naru_worker.adapters.images.header import ALIGN_BYTES, BIAS_PADDING, PAGE_B
 from naru_worker.adapters.images.image_index import IndexedMatrix, SegmentBytes, VectorPlace
 from naru_worker.adapters.models.decoder import load_weights
 from naru_worker.adapters.ops.cpu_pack import FORMAT_NUMBERS, check_parts
+from naru_worker.adapters.ops.cpu_transcode import native_tensor
 from naru_worker.adapters.ops.protocol import RawTensor
 from naru_worker.adapters.ops.weights_image import MatrixPlace, SegmentPlace
 from naru_worker.adapters.weights.checkpoint import Checkpoint
@@ -60,7 +61,7 @@ class WeightRecorder:
             self.stacks[names] = _Stack(
                 stage=self._stage(names[0]),
                 columns=columns,
-                parts=tuple((part.name, FORMAT_NUMBERS[part.format], part.shape[0]) for part in parts),
+                parts=tuple((part.name, FORMAT_NUMBERS[native_tensor(part).format], part.shape[0]) for part in parts),
                 biases=tuple(bias.name for bias in biases if bias is not None),
             )
 

@@ -26,6 +26,7 @@ from naru_worker.adapters.images.header import (
 from naru_worker.adapters.images.image_index import ImageIndex, IndexedMatrix
 from naru_worker.adapters.ops import native_memory
 from naru_worker.adapters.ops.cpu_pack import float_vector, stacked_bias
+from naru_worker.adapters.ops.cpu_transcode import native_tensor
 from naru_worker.adapters.ops.weights_image import SegmentPlace
 from naru_worker.adapters.weights.checkpoint import Checkpoint
 from naru_worker.adapters.weights.tensor_format import row_bytes
@@ -108,7 +109,7 @@ class ImageWriter:
         self._on_progress(planned.file_bytes, planned.file_bytes)
 
     def _write_matrix(self, checkpoint: Checkpoint, matrix: IndexedMatrix) -> None:
-        parts = [checkpoint.get(name) for name in matrix.names]
+        parts = [native_tensor(checkpoint.get(name)) for name in matrix.names]
         for part, segment in zip(parts, matrix.place.segments, strict=True):
             self._write_segment(
                 np.frombuffer(part.data, np.uint8), segment, row_bytes(part.format, part.shape[1]), matrix

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from naru_proto.errors import LoadError
+from naru_worker.adapters.ops.cpu_transcode import native_tensor
 from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
 from naru_worker.adapters.weights.tensor_format import BLOCKS, tensor_bytes
 
@@ -27,7 +28,8 @@ FORMAT_NUMBERS: dict[TensorFormat, int] = {
     "q4_k": 6,
     "q6_k": 7,
 }
-"""`Format` of `native/src/matrix.h`: each file format has one packed form, which holds the same numbers exactly."""
+"""`Format` of `native/src/matrix.h`: each of them has one packed form, which holds the same numbers exactly. Other
+formats are changed into one of these first (`cpu_transcode`)."""
 
 _ALIGN_BYTES = 64
 _BIAS_PADDING = 16
@@ -69,8 +71,8 @@ def check_parts(parts: Sequence[RawTensor]) -> int:
                 f"format {part.format}"
             )
         needed = tensor_bytes(part.format, part.shape)
-        if part.data.nbytes != needed:
-            raise LoadError(f"tensor {part.name!r} has {part.data.nbytes} bytes of data; {needed} are needed")
+        if part.num_bytes != needed:
+            raise LoadError(f"tensor {part.name!r} has {part.num_bytes} bytes of data; {needed} are needed")
     return columns
 
 
@@ -116,6 +118,7 @@ def matrix_bytes(library: ctypes.CDLL, parts: Sequence[RawTensor], biases: Seque
         LoadError: see `check_parts`.
     """
     columns = check_parts(parts)
+    parts = [native_tensor(part) for part in parts]
     total = sum(
         aligned(library.naru_segment_bytes(FORMAT_NUMBERS[part.format], part.shape[0], columns)) for part in parts
     )
@@ -134,6 +137,7 @@ def pack_matrix(
     """
     columns = check_parts(parts)
     bias = stacked_bias(parts, biases)
+    parts = [native_tensor(part) for part in parts]
     arrays = [np.frombuffer(part.data, np.uint8) for part in parts]
     count = len(parts)
     formats = (ctypes.c_int32 * count)(*(FORMAT_NUMBERS[part.format] for part in parts))

@@ -18,8 +18,17 @@ import numpy.typing as npt
 from naru_proto.errors import InternalError
 from naru_worker.core.model_config import Activation, ModelConfig, NormKind, RopeConfig
 
-TensorFormat = Literal["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k"]
+FileFormat = Literal["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k"]
 """How a tensor lies in its file. The q* ones are GGUF's block formats, byte for byte."""
+TensorFormat = Literal[
+    FileFormat, "q4_s64", "q4_s128", "q4_g64", "q4_g128", "e4m3_row", "e4m3_b32", "e4m3_b128"
+]  # fmt: skip
+"""How a tensor lies in memory. What safetensors hold in other quantizers' layouts is put into blocks along the columns:
+
+q4_s64, q4_s128: q4_0 with 64 or 128 columns a block (an f16 scale, and nibbles, of which 8 stands for 0)
+q4_g64, q4_g128: q4_1 with so many (f16 scale, f16 minimum, nibbles)
+e4m3_b32, e4m3_b128: an f32 scale and 8-bit floats. e4m3_row: as e4m3_b32, with the same scale in all blocks of a row
+"""
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -27,7 +36,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """A tensor as read from a checkpoint: not converted, usually a view of the mapped file."""
+    """A tensor as read from a checkpoint: its numbers are not converted, usually it is a view of the mapped file."""
 
     name: str
     format: TensorFormat
@@ -35,6 +44,11 @@ class RawTensor:
     """(rows, columns) = (out_features, in_features) for matrices; quantization blocks run along columns."""
     data: memoryview
     """Raw little-endian bytes, C-contiguous, read-only; valid while the checkpoint is open."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its data."""
+        return self.data.nbytes
 
 
 KVFormat = Literal["int8", "f16", "f32"]

@@ -2,12 +2,14 @@
 
 Used by the `ref` backend and by tests as the oracle of the fast decoders. Does not care for speed beyond vectorising.
 
-Source: the block layouts of ggml (ggml-common.h) as the GGUF specification names them.
+Source: the block layouts of ggml (ggml-common.h) as the GGUF specification names them; e4m3 as in Micikevicius et al.,
+"FP8 Formats for Deep Learning" (2022).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +90,35 @@ def _q6_k(raw: ByteArray) -> FloatArray:
     return result
 
 
+def _grouped(raw: ByteArray, columns: int, *, has_minimum: bool) -> FloatArray:
+    """As q4_0 or q4_1, with more columns a block."""
+    head = 4 if has_minimum else 2
+    blocks = raw.reshape(-1, head + columns // 2)
+    values = _nibbles(blocks[:, head:])
+    if has_minimum:
+        return values * _halves(blocks, 0) + _halves(blocks, 2)
+    return (values - 8.0) * _halves(blocks, 0)
+
+
+def _byte_floats() -> FloatArray:
+    """The value of each byte as e4m3: a sign, four bits of exponent, three of mantissa; 127 and 255 are no numbers."""
+    codes = np.arange(256)
+    exponent, mantissa = (codes >> 3) & 15, codes & 7
+    values = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    values[codes & 127 == 127] = np.nan
+    return np.where(codes < 128, values, -values).astype(np.float32)
+
+
+E4M3 = _byte_floats()
+
+
+def _e4m3(raw: ByteArray, columns: int) -> FloatArray:
+    blocks = raw.reshape(-1, 4 + columns)
+    scales = np.ascontiguousarray(blocks[:, :4]).view("<f4")
+    values: FloatArray = E4M3[blocks[:, 4:]] * scales
+    return values
+
+
 _DECODERS: dict[TensorFormat, Callable[[ByteArray], FloatArray]] = {
     "f32": _f32,
     "f16": _f16,
@@ -97,4 +128,11 @@ _DECODERS: dict[TensorFormat, Callable[[ByteArray], FloatArray]] = {
     "q8_0": _q8_0,
     "q4_k": _q4_k,
     "q6_k": _q6_k,
+    "q4_s64": partial(_grouped, columns=64, has_minimum=False),
+    "q4_s128": partial(_grouped, columns=128, has_minimum=False),
+    "q4_g64": partial(_grouped, columns=64, has_minimum=True),
+    "q4_g128": partial(_grouped, columns=128, has_minimum=True),
+    "e4m3_row": partial(_e4m3, columns=32),
+    "e4m3_b32": partial(_e4m3, columns=32),
+    "e4m3_b128": partial(_e4m3, columns=128),
 }

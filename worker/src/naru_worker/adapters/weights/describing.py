@@ -17,6 +17,7 @@ from naru_worker.adapters.weights.opening import find_gguf
 from naru_worker.core.fields import Fields, shown
 from naru_worker.core.hf_config import parse_hf_config
 from naru_worker.core.model_config import ModelConfig
+from naru_worker.core.quantization import parse_quantization
 
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "bf16"}
 # GPUs keep 16 bits of what files have 32 of.
@@ -44,22 +45,23 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _of_config(path: Path, values: dict[str, object]) -> dict[str, Any]:
-    # How the weights lie in files says nothing of the shape.
-    quantization = values.get("quantization_config")
-    config = parse_hf_config(Fields(str(path), {**values, "quantization_config": None}))
-    if isinstance(quantization, dict):
-        return _described(config, _quantized(quantization))
+    fields = Fields(str(path), values)
+    config = parse_hf_config(fields)
+    if fields.has("quantization_config"):
+        return _described(config, _quantized(fields))
     dtype = values.get("dtype") or values.get("torch_dtype") or "bfloat16"
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise LoadError(f"{path}: torch_dtype is {shown(dtype)}; known are {', '.join(_DTYPES)}", param="torch_dtype")
     return _described(config, _DTYPES[dtype])
 
 
-def _quantized(config: dict[str, object]) -> str:
-    method = config.get("quant_method")
-    if method in ("gptq", "awq") and config.get("bits", 4) == 4:
-        return "int4"
-    return "fp8" if method in ("fp8", "fbgemm_fp8") else ""
+def _quantized(fields: Fields) -> str:
+    try:
+        quantization = parse_quantization(fields)
+    except LoadError:
+        # Nothing can be served, but the shape can be planned with weights of another format.
+        return ""
+    return "fp8" if quantization is not None and quantization.is_float else "int4"
 
 
 def _of_gguf(path: Path) -> dict[str, Any]:

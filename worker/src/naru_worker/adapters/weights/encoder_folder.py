@@ -19,7 +19,7 @@ from naru_worker.adapters.ops.ref_dequant import dequantize
 from naru_worker.adapters.weights.hf_checkpoint import open_shards
 from naru_worker.adapters.weights.mapped_checkpoint import content_revision
 from naru_worker.adapters.weights.model_folder import MAX_CONFIG_BYTES, read_json_object, read_small_file
-from naru_worker.adapters.weights.safetensors_file import SafetensorsFile
+from naru_worker.adapters.weights.safetensors_file import SafetensorsFile, other_dtypes, plain_tensors
 from naru_worker.core.encoder_config import EncoderConfig
 from naru_worker.core.encoder_layout import PREFIXES, EncoderPart, encoder_parts
 from naru_worker.core.encoder_parsing import EncoderFiles, parse_encoder
@@ -43,10 +43,10 @@ class EncoderCheckpoint:
         self._folder = folder
         self._files: list[SafetensorsFile] = []
         try:
-            tensors, unusable = open_shards(folder, self._files)
+            stored = open_shards(folder, self._files)
             prefix = PREFIXES[self.config.family]
-            self._tensors = {_plain_name(name, prefix): tensor for name, tensor in tensors.items()}
-            others = {_plain_name(name, prefix): dtype for name, dtype in unusable.items()}
+            self._tensors = {_plain_name(name, prefix): tensor for name, tensor in plain_tensors(stored).items()}
+            others = {_plain_name(name, prefix): dtype for name, dtype in other_dtypes(stored).items()}
             self._parts = encoder_parts(self.config)
             for part in self._parts:
                 self._check(part, others)

@@ -15,14 +15,24 @@ from naru_worker.adapters.weights.model_folder import (
     read_chat_template,
     read_json_object,
 )
-from naru_worker.adapters.weights.safetensors_file import SafetensorsFile
+from naru_worker.adapters.weights.quantized_modules import QuantizedModules, is_part
+from naru_worker.adapters.weights.safetensors_file import (
+    SafetensorsFile,
+    StoredTensor,
+    other_dtypes,
+    plain_tensors,
+)
 from naru_worker.core.fields import Fields, shown
 from naru_worker.core.hf_config import parse_hf_config
+from naru_worker.core.model_config import ModelConfig
+from naru_worker.core.quantization import parse_quantization
+from naru_worker.core.weight_layout import expected_shapes
 from naru_worker.core.weight_names import hf_place
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_SHARDS = 4096
 MAX_ID_DIGITS = 10
+_WEIGHT = ".weight"
 
 
 def hf_checkpoint(folder: Path) -> MappedCheckpoint:
@@ -36,11 +46,20 @@ def hf_checkpoint(folder: Path) -> MappedCheckpoint:
     if values is None:
         raise LoadError(f"{config_path}: is missing", param="config.json")
     tokenizer_config = read_json_object(folder / "tokenizer_config.json") or {}
-    config = parse_hf_config(Fields(str(config_path), values), _other_eos_ids(folder, tokenizer_config))
+    fields = Fields(str(config_path), values)
+    quantization = parse_quantization(fields)
+    config = parse_hf_config(fields, _other_eos_ids(folder, tokenizer_config))
+    if quantization is not None and config.architecture == "gpt2":
+        fields.fail("quantization_config", "is set; GPT-2 models are served from plain safetensors, or from GGUF")
     template = read_chat_template(folder, tokenizer_config)
     files: list[SafetensorsFile] = []
     try:
-        tensors, unusable = open_shards(folder, files)
+        stored = open_shards(folder, files)
+        quantized: dict[str, RawTensor] = {}
+        if quantization is not None:
+            quantized = _quantized_weights(config, QuantizedModules(str(folder), quantization, stored))
+            stored = {name: tensor for name, tensor in stored.items() if not is_part(name)}
+        tensors, unusable = plain_tensors(stored) | quantized, other_dtypes(stored)
         if config.architecture == "gpt2":
             tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
             unusable = {name.removeprefix("transformer."): dtype for name, dtype in unusable.items()}
@@ -58,29 +77,42 @@ def token_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def open_shards(folder: Path, files: list[SafetensorsFile]) -> tuple[dict[str, RawTensor], dict[str, str]]:
-    """Opens every file into `files`; tensors by name, and the dtypes of those that cannot be served."""
+def _quantized_weights(config: ModelConfig, modules: QuantizedModules) -> dict[str, RawTensor]:
+    """The quantized ones among the matrices that the model needs, by the names that plain ones have in files."""
+    found: dict[str, RawTensor] = {}
+    for name, shape in expected_shapes(config).items():
+        source = hf_place(config, name).source
+        # Rows of tables are looked up, which is done in plain ones alone.
+        if len(shape) == 2 and source.endswith(_WEIGHT) and name != "embed":
+            weight = modules.weight(source.removesuffix(_WEIGHT), (shape[0], shape[1]))
+            if weight is not None:
+                found[source] = weight
+    return found
+
+
+def open_shards(folder: Path, files: list[SafetensorsFile]) -> dict[str, StoredTensor]:
+    """Opens every file into `files`; all tensors by name.
+
+    Raises:
+        LoadError: a file is missing or broken, or has not what the index says.
+    """
     index_path = folder / INDEX_NAME
     index = read_json_object(index_path)
     if index is None:
         file = SafetensorsFile(_single_file(folder))
         files.append(file)
-        return dict(file.tensors), dict(file.other_dtypes)
-    tensors: dict[str, RawTensor] = {}
-    unusable: dict[str, str] = {}
+        return file.stored
+    stored: dict[str, StoredTensor] = {}
     for shard, names in _shards(index_path, index).items():
         file = SafetensorsFile(folder / shard)
         files.append(file)
         for name in names:
-            if name in file.tensors:
-                tensors[name] = file.tensors[name]
-            elif name in file.other_dtypes:
-                unusable[name] = file.other_dtypes[name]
-            else:
+            if name not in file.stored:
                 raise LoadError(
                     f"{folder / shard}: tensor {name!r} is missing, though the index puts it here", param=name
                 )
-    return tensors, unusable
+            stored[name] = file.stored[name]
+    return stored
 
 
 def _single_file(folder: Path) -> Path:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
+from naru_worker.adapters.weights.lazy_tensor import LazyTensor
 from naru_worker.adapters.weights.tensor_format import BLOCKS, row_bytes
 from naru_worker.core.model_config import ModelConfig
 from naru_worker.core.weight_layout import expected_shapes
@@ -154,6 +155,9 @@ def content_revision(files: Sequence[WeightFile]) -> str:
 
 
 def _place(name: str, place: TensorPlace, source: RawTensor) -> RawTensor:
+    if isinstance(source, LazyTensor):
+        whole = source.renamed(name)
+        return whole if place.rows is None else whole.cut(range(*place.rows), range(source.shape[1]))
     shape, data = source.shape, source.data
     if place.transposed:
         element = BLOCKS[source.format][1]

@@ -9,6 +9,7 @@ Source: the safetensors format description (huggingface/safetensors, README).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeGuard
@@ -36,6 +37,18 @@ ELEMENT_BYTES = {
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of any type, as it lies in the file."""
+
+    name: str
+    dtype: str
+    """One of `ELEMENT_BYTES`."""
+    shape: tuple[int, ...]
+    data: memoryview
+    """Read-only; valid while the file is open."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Info:
     name: str
     dtype: str
@@ -45,7 +58,7 @@ class _Info:
 
 
 class SafetensorsFile:
-    """An opened file: `tensors` by name (views, valid until `close`), `other_dtypes` of those we cannot serve."""
+    """An opened file: all tensors as `stored`, by name, and those of plain floats as `tensors`; until `close`."""
 
     def __init__(self, path: Path) -> None:
         """Maps the file and checks its header.
@@ -61,14 +74,11 @@ class SafetensorsFile:
         except LoadError:
             self.close()
             raise
-        self.tensors: dict[str, RawTensor] = {}
-        self.other_dtypes: dict[str, str] = {}
-        for info in infos:
-            if info.dtype in FORMATS:
-                data = self.view[base + info.start : base + info.stop]
-                self.tensors[info.name] = RawTensor(info.name, FORMATS[info.dtype], info.shape, data)
-            else:
-                self.other_dtypes[info.name] = info.dtype
+        self.stored = {
+            info.name: StoredTensor(info.name, info.dtype, info.shape, self.view[base + info.start : base + info.stop])
+            for info in infos
+        }
+        self.tensors = plain_tensors(self.stored)
 
     @property
     def view(self) -> memoryview:
@@ -127,6 +137,20 @@ class SafetensorsFile:
             self._fail(before, f"ends at byte {end} of the data, which has {available}; the file is cut or lying")
         if end < available:
             self._fail("data", f"has {available} bytes, but the tensors fill {end}")
+
+
+def plain_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, RawTensor]:
+    """Those of them that hold plain floats."""
+    return {
+        name: RawTensor(name, FORMATS[tensor.dtype], tensor.shape, tensor.data)
+        for name, tensor in stored.items()
+        if tensor.dtype in FORMATS
+    }
+
+
+def other_dtypes(stored: Mapping[str, StoredTensor]) -> dict[str, str]:
+    """The types of those that hold something else."""
+    return {name: tensor.dtype for name, tensor in stored.items() if tensor.dtype not in FORMATS}
 
 
 def _are_counts(value: object) -> TypeGuard[list[int]]:

@@ -19,6 +19,13 @@ BLOCKS: dict[TensorFormat, tuple[int, int]] = {
     "q8_0": (32, 34),
     "q4_k": (256, 144),
     "q6_k": (256, 210),
+    "q4_s64": (64, 34),
+    "q4_s128": (128, 66),
+    "q4_g64": (64, 36),
+    "q4_g128": (128, 68),
+    "e4m3_row": (32, 36),
+    "e4m3_b32": (32, 36),
+    "e4m3_b128": (128, 132),
 }
 """Format to (elements, bytes) of a block. Blocks run along the columns."""
 

@@ -3,8 +3,9 @@
 Loaded by name like any backend (`load_runner`, `weight_bytes`, `kv_block_bytes`, `workspace_bytes`). Under
 ``TRITON_INTERPRET=1`` the same code computes on the CPU, slowly and in float32: that is how it is tested without a GPU.
 
-Where weights are quantized, a token's result depends on its kind (prompt or generated) and on its sequence alone;
-products with 16-bit weights are cuBLAS's, whose order of additions may change with the number of rows.
+Where weights are quantized in groups, a token's result depends on its kind (prompt or generated) and on its sequence
+alone; products with 16-bit weights, and of 8-bit floats on both sides, are cuBLAS's, whose order of additions may
+change with the number of rows.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def weight_bytes(checkpoint: Checkpoint) -> int:
     Raises:
         LoadError: there is no GPU to use, or a tensor does not fit the config.
     """
-    sizer = WeightSizer(open_gpu().activation_dtype)
+    gpu = open_gpu()
+    sizer = WeightSizer(gpu.activation_dtype, gpu.capability)
     load_weights(sizer, checkpoint)  # type: ignore[arg-type]  # only the weight half of the protocol is called
     return sizer.num_bytes
 

@@ -1,4 +1,4 @@
-"""GGUF's block formats taken apart: integers, scales and minimums of some rows, without their product.
+"""Block formats taken apart: integers, scales and minimums of some rows, without their product.
 
 Used to repack weights for the GPU. Knows nothing of the layout there.
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from naru_worker.adapters.ops.cuda.kernels.group_layout import GroupKind
 from naru_worker.adapters.ops.protocol import TensorFormat
+from naru_worker.adapters.weights.tensor_format import BLOCKS
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -25,6 +26,13 @@ KIND_OF_FORMAT: dict[TensorFormat, GroupKind] = {
     "q8_0": GroupKind(8, 32, 128, False),
     "q4_k": GroupKind(4, 32, 0, True),
     "q6_k": GroupKind(8, 16, 32, False),
+    "q4_s64": GroupKind(4, 64, 8, False),
+    "q4_s128": GroupKind(4, 128, 8, False),
+    "q4_g64": GroupKind(4, 64, 0, True),
+    "q4_g128": GroupKind(4, 128, 0, True),
+    "e4m3_row": GroupKind(8, 0, 0, False, is_float=True),
+    "e4m3_b32": GroupKind(8, 32, 0, False, is_float=True),
+    "e4m3_b128": GroupKind(8, 128, 0, False, is_float=True),
 }
 """What a quantized format becomes on a GPU; float formats are not in it."""
 
@@ -32,10 +40,11 @@ KIND_OF_FORMAT: dict[TensorFormat, GroupKind] = {
 def unpack_rows(tensor_format: TensorFormat, rows: Bytes) -> Unpacked:
     """Integers (rows, columns), scales and minimums (rows, groups) of rows of raw bytes (rows, row_bytes)."""
     count, kind = len(rows), KIND_OF_FORMAT[tensor_format]
-    integers, scales, minimums = _UNPACKERS[tensor_format](rows.reshape(-1, _BLOCK_BYTES[tensor_format]))
+    integers, scales, minimums = _UNPACKERS[tensor_format](rows.reshape(-1, BLOCKS[tensor_format][1]))
+    scales = scales.reshape(count, -1)
     return (
         integers.reshape(count, -1),
-        scales.reshape(count, -1),
+        scales if kind.group else scales[:, :1],
         minimums.reshape(count, -1) if minimums is not None and kind.has_minimum else None,
     )
 
@@ -79,11 +88,21 @@ def _q6_k(blocks: Bytes) -> Unpacked:
     return integers, blocks[:, 192:208].view(np.int8) * _half(blocks, 208), None
 
 
+def _e4m3(blocks: Bytes) -> Unpacked:
+    return blocks[:, 4:].copy(), np.ascontiguousarray(blocks[:, :4]).view("<f4"), None
+
+
 _UNPACKERS: dict[TensorFormat, Callable[[Bytes], Unpacked]] = {
     "q4_0": _q4_0,
     "q4_1": _q4_1,
     "q8_0": _q8_0,
     "q4_k": _q4_k,
     "q6_k": _q6_k,
+    "q4_s64": _q4_0,
+    "q4_s128": _q4_0,
+    "q4_g64": _q4_1,
+    "q4_g128": _q4_1,
+    "e4m3_row": _e4m3,
+    "e4m3_b32": _e4m3,
+    "e4m3_b128": _e4m3,
 }
-_BLOCK_BYTES: dict[TensorFormat, int] = {"q4_0": 18, "q4_1": 20, "q8_0": 34, "q4_k": 144, "q6_k": 210}

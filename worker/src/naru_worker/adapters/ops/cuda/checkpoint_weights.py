@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,7 +11,14 @@ from torch import Tensor
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.cuda.device import GpuDevice
 from naru_worker.adapters.ops.cuda.memory.errors import OutOfDeviceMemory
-from naru_worker.adapters.ops.cuda.weights import LinearWeight, pack_matrix, pack_vector, packed_bytes
+from naru_worker.adapters.ops.cuda.weights import (
+    Capability,
+    LinearWeight,
+    pack_matrix,
+    pack_vector,
+    packed_bytes,
+    why_not_fp8,
+)
 from naru_worker.adapters.ops.protocol import RawTensor
 
 _VECTOR_BYTES = 4
@@ -24,6 +32,8 @@ class DeviceWeights:
         self._gpu = gpu
         self._put = place or (lambda tensor: tensor.to(gpu.torch_device))
         self._alone: dict[str, LinearWeight] = {}
+        self.notes: Counter[str] = Counter()
+        """Why matrices of 8-bit floats are not multiplied as such, and how many are not."""
 
     def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> LinearWeight:
         """Stacks parts by rows; their formats may differ.
@@ -34,7 +44,8 @@ class DeviceWeights:
         is_alone = len(parts) == 1 and biases[0] is None
         if is_alone and parts[0].name in self._alone:
             return self._alone[parts[0].name]
-        weight = pack_matrix(parts, biases, self._gpu.activation_dtype).placed(self._place)
+        weight = pack_matrix(parts, biases, self._gpu.activation_dtype, self._gpu.capability).placed(self._place)
+        self.notes.update(filter(None, (why_not_fp8(part, self._gpu.capability) for part in parts)))
         if is_alone:
             self._alone[parts[0].name] = weight
         return weight
@@ -64,10 +75,11 @@ class DeviceWeights:
 class WeightSizer:
     """Adds up what `DeviceWeights` will take; reads no data."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """`dtype`: of the activations."""
+    def __init__(self, dtype: torch.dtype, capability: Capability) -> None:
+        """`dtype`: of the activations; `capability`: of the GPU."""
         self.num_bytes = 0
         self._dtype = dtype
+        self._capability = capability
         self._alone: set[str] = set()
 
     def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> None:
@@ -80,7 +92,7 @@ class WeightSizer:
             if parts[0].name in self._alone:
                 return
             self._alone.add(parts[0].name)
-        self.num_bytes += packed_bytes(parts, biases, self._dtype)
+        self.num_bytes += packed_bytes(parts, biases, self._dtype, self._capability)
 
     def vector(self, tensor: RawTensor) -> None:
         """Counts a vector."""

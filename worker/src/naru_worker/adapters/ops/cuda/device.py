@@ -28,6 +28,8 @@ class GpuDevice:
     total_bytes: int
     """Memory of the GPU; of the interpreter, none that is known."""
     is_interpreted: bool
+    capability: tuple[int, int] = (8, 0)
+    """Compute capability, of which `arch` is the nearest that kernels are tuned for."""
 
     def available_bytes(self) -> int:
         """What the driver has left, and what torch's allocator keeps unused."""
@@ -62,10 +64,11 @@ def open_gpu() -> GpuDevice:
     index = torch.cuda.current_device()
     properties = torch.cuda.get_device_properties(index)
     try:
-        arch = tuned_arch((properties.major, properties.minor))
+        capability = (properties.major, properties.minor)
+        arch = tuned_arch(capability)
     except ValueError as exc:
         raise LoadError(f"{properties.name}: {exc}; use backend cpu on this machine") from exc
-    return GpuDevice(torch.device("cuda", index), arch, properties.name, properties.total_memory, False)
+    return GpuDevice(torch.device("cuda", index), arch, properties.name, properties.total_memory, False, capability)
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from naru_worker.adapters.ops.cuda.kernels.fp8_linear import Fp8Rows, fp8_linear
 from naru_worker.adapters.ops.cuda.kernels.gemm_groups import Regime, gemm_groups
 from naru_worker.adapters.ops.cuda.weights import DenseRows, LinearWeight
 
@@ -35,6 +36,8 @@ def linear(
         added = None if residual is None else residual[:, first:last]
         if isinstance(segment, DenseRows):
             _dense(x, segment.values, bias, added, out[:, first:last])
+        elif isinstance(segment, Fp8Rows):
+            fp8_linear(x, segment, bias=bias, residual=added, out=out[:, first:last])
         else:
             gemm_groups(x, segment, regime=regime, bias=bias, residual=added, out=out[:, first:last], arch=arch)
         first = last

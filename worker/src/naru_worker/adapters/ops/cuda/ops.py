@@ -19,13 +19,14 @@ from naru_worker.adapters.ops.cuda.kernels.attention_decode import (
 )
 from naru_worker.adapters.ops.cuda.kernels.attention_prefill import attention_prefill
 from naru_worker.adapters.ops.cuda.kernels.gemm_groups import Regime
+from naru_worker.adapters.ops.cuda.kernels.group_layout import GroupRows
 from naru_worker.adapters.ops.cuda.kernels.norm import norm
 from naru_worker.adapters.ops.cuda.kernels.rope_kv import rope_kv
 from naru_worker.adapters.ops.cuda.kv_views import LayerCache
 from naru_worker.adapters.ops.cuda.linear import linear
 from naru_worker.adapters.ops.cuda.step_tensors import StepTensors
 from naru_worker.adapters.ops.cuda.table_rows import table_rows
-from naru_worker.adapters.ops.cuda.weights import DenseRows, LinearWeight
+from naru_worker.adapters.ops.cuda.weights import LinearWeight
 from naru_worker.adapters.ops.protocol import KVConfig
 from naru_worker.core.model_config import Activation, NormKind, RopeConfig
 from naru_worker.core.rope import inverse_frequencies
@@ -161,7 +162,7 @@ class CudaOps:
         out = residual
         if out is None:
             out = torch.empty((len(x), weight.num_rows), dtype=x.dtype, device=x.device)
-        if all(isinstance(segment, DenseRows) for segment in weight.segments):
+        if not any(isinstance(segment, GroupRows) for segment in weight.segments):
             return linear(x, weight, regime="prompt", residual=residual, out=out, arch=self._gpu.arch)
         kinds: tuple[tuple[slice, Regime], ...] = ((slice(0, first), "generated"), (slice(first, len(x)), "prompt"))
         for rows, regime in kinds:

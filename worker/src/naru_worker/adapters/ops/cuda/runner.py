@@ -10,6 +10,7 @@ from this one's on the device; `run` is both halves at once.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable
 
@@ -44,6 +45,8 @@ from naru_worker.adapters.ops.protocol import (
 )
 from naru_worker.adapters.weights.checkpoint import Checkpoint
 
+_log = logging.getLogger(__name__)
+
 
 class CudaRunner:
     """A loaded model. Not thread-safe: one engine thread calls it."""
@@ -73,8 +76,11 @@ class CudaRunner:
         self.kv_bytes = options.num_blocks * num_bytes
         self._space = _space_for(gpu, weight_bytes, config.num_layers)
         try:
-            weights = load_weights(DeviceWeights(gpu, self._space.place), checkpoint)  # type: ignore[arg-type]
+            packing = DeviceWeights(gpu, self._space.place)
+            weights = load_weights(packing, checkpoint)  # type: ignore[arg-type]
             self._space.finish()
+            for note, count in packing.notes.items():
+                _log.info("%s (%d matrices)", note, count)
             arena = open_gpu_memory().make_arena(self.kv_bytes)
             try:
                 self._kv_blocks = KVBlocks(arena, options.num_blocks, num_bytes)

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from naru_worker.adapters.ops.cuda.kernels.embed import embed
 from naru_worker.adapters.ops.cuda.kernels.embed_groups import embed_groups
-from naru_worker.adapters.ops.cuda.weights import DenseRows, LinearWeight
+from naru_worker.adapters.ops.cuda.kernels.fp8_linear import Fp8Rows
+from naru_worker.adapters.ops.cuda.kernels.group_layout import GroupRows
+from naru_worker.adapters.ops.cuda.weights import LinearWeight
 
 
 def table_rows(table: LinearWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -19,7 +21,8 @@ def table_rows(table: LinearWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: Of the activations.
     """
     (segment,) = table.segments
-    if not isinstance(segment, DenseRows):
+    assert not isinstance(segment, Fp8Rows), "checkpoints have no tables of 8-bit floats"
+    if isinstance(segment, GroupRows):
         return embed_groups(ids, segment, dtype=dtype)
     out = torch.empty((len(ids), table.num_columns), dtype=dtype, device=ids.device)
     return embed(ids, segment.values, out=out)

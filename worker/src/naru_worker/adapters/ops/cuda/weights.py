@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,16 @@ from torch import Tensor
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.cpu_pack import check_parts, float_vector, stacked_bias
 from naru_worker.adapters.ops.cuda.block_formats import KIND_OF_FORMAT, unpack_rows
+from naru_worker.adapters.ops.cuda.kernels.fp8_linear import Fp8Rows, fp8_obstacle
 from naru_worker.adapters.ops.cuda.kernels.group_layout import GroupKind, GroupRows, group_bytes
 from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
-from naru_worker.adapters.weights.tensor_format import row_bytes
+from naru_worker.adapters.weights.lazy_tensor import row_steps, rows_of
 
-_STEP_ELEMENTS = 1 << 21
-"""Elements that are packed at once: what lies beside a matrix while it is packed."""
+Capability = tuple[int, int]
+"""Compute capability of a GPU."""
+NO_FP8: Capability = (8, 0)
+"""Of a GPU that multiplies 8-bit floats with 16-bit activations only."""
+_SCALE_BYTES = 4
 _FLOATS: dict[TensorFormat, tuple[type[np.generic], torch.dtype]] = {
     "f32": (np.uint32, torch.float32),
     "f16": (np.uint16, torch.float16),
@@ -48,13 +53,16 @@ class DenseRows:
         return DenseRows(place(self.values))
 
 
+Segment = DenseRows | GroupRows | Fp8Rows
+
+
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
     """One linear layer: runs of rows, one below the other, each of one kind."""
 
     num_rows: int
     num_columns: int
-    segments: tuple[DenseRows | GroupRows, ...]
+    segments: tuple[Segment, ...]
     bias: Tensor | None
     """(num_rows,), the type of the activations."""
 
@@ -64,7 +72,29 @@ class LinearWeight:
         return replace(self, segments=tuple(segment.placed(place) for segment in self.segments), bias=bias)
 
 
-def packed_bytes(parts: Sequence[RawTensor], biases: Sequence[RawTensor | None], dtype: torch.dtype) -> int:
+Layout = GroupKind | Literal["dense", "fp8"]
+"""What kind of segment a matrix becomes."""
+
+
+def layout_of(part: RawTensor, capability: Capability) -> Layout:
+    """How a matrix will lie on a GPU: of its format and shape alone."""
+    if part.format == "e4m3_row" and fp8_obstacle(capability, *part.shape) is None:
+        return "fp8"
+    return KIND_OF_FORMAT.get(part.format, "dense")
+
+
+def why_not_fp8(part: RawTensor, capability: Capability) -> str | None:
+    """Why a matrix of 8-bit floats is not multiplied as such, as a sentence for people; None: it is, or is another."""
+    if part.format == "e4m3_row":
+        return fp8_obstacle(capability, *part.shape)
+    if part.format in ("e4m3_b32", "e4m3_b128"):
+        return "scales of blocks of columns: FP8 weights are multiplied with 16-bit activations"
+    return None
+
+
+def packed_bytes(
+    parts: Sequence[RawTensor], biases: Sequence[RawTensor | None], dtype: torch.dtype, capability: Capability = NO_FP8
+) -> int:
     """Bytes of the tensors that `pack_matrix` makes, from formats and shapes alone.
 
     Raises:
@@ -74,21 +104,26 @@ def packed_bytes(parts: Sequence[RawTensor], biases: Sequence[RawTensor | None],
     rows = sum(part.shape[0] for part in parts)
     total = rows * dtype.itemsize if any(bias is not None for bias in biases) else 0
     for part in parts:
-        kind = KIND_OF_FORMAT.get(part.format)
-        if kind is None:
+        layout = layout_of(part, capability)
+        if layout == "dense":
             total += math.prod(part.shape) * dtype.itemsize
+        elif layout == "fp8":
+            total += math.prod(part.shape) + _SCALE_BYTES * part.shape[0]
         else:
-            total += group_bytes(kind, part.shape[0], columns)
+            total += group_bytes(layout, part.shape[0], columns)
     return total
 
 
-def pack_matrix(parts: Sequence[RawTensor], biases: Sequence[RawTensor | None], dtype: torch.dtype) -> LinearWeight:
+def pack_matrix(
+    parts: Sequence[RawTensor], biases: Sequence[RawTensor | None], dtype: torch.dtype, capability: Capability = NO_FP8
+) -> LinearWeight:
     """Stacks parts by rows; their formats may differ. A missing bias beside a present one counts as zero.
 
     Args:
         parts: Float formats are stored as `dtype`, quantized ones in groups.
         biases: One for each part.
         dtype: The type of the activations.
+        capability: Of the GPU that will multiply.
 
     Returns:
         Tensors on the CPU, which share nothing with the parts.
@@ -97,10 +132,15 @@ def pack_matrix(parts: Sequence[RawTensor], biases: Sequence[RawTensor | None], 
         LoadError: the parts do not fit one another, or a value does not fit its type.
     """
     columns = check_parts(parts)
-    segments: list[DenseRows | GroupRows] = []
-    for kind, group in groupby(parts, lambda part: KIND_OF_FORMAT.get(part.format)):
+    segments: list[Segment] = []
+    for layout, group in groupby(parts, lambda part: layout_of(part, capability)):
         run = list(group)
-        segments.append(_dense(run, columns, dtype) if kind is None else _grouped(run, columns, kind))
+        if layout == "dense":
+            segments.append(_dense(run, columns, dtype))
+        elif layout == "fp8":
+            segments.append(_fp8(run, columns))
+        else:
+            segments.append(_grouped(run, columns, layout))
     bias = stacked_bias(parts, biases)
     return LinearWeight(
         num_rows=sum(part.shape[0] for part in parts),
@@ -125,7 +165,7 @@ def _dense(run: Sequence[RawTensor], columns: int, dtype: torch.dtype) -> DenseR
     for part in run:
         bits, source = _FLOATS[part.format]
         rows = np.frombuffer(part.data, bits).reshape(part.shape)
-        for first, last in _steps(part):
+        for first, last in row_steps(part):
             piece = torch.from_numpy(rows[first:last].copy()).view(source)
             values[start + first : start + last] = _converted(piece, dtype, part.name)
         start += part.shape[0]
@@ -146,38 +186,24 @@ def _grouped(run: Sequence[RawTensor], columns: int, kind: GroupKind) -> GroupRo
     packed = empty_rows(kind, num_rows, columns)
     start = 0
     for part in run:
-        rows = np.frombuffer(part.data, np.uint8).reshape(part.shape[0], row_bytes(part.format, columns))
-        for first, last in _steps(part):
-            integers, scales, minimums = unpack_rows(part.format, rows[first:last])
+        for first, last in row_steps(part):
+            integers, scales, minimums = unpack_rows(part.format, rows_of(part, first, last))
             fill_rows(packed, start + first, integers, scales, minimums, part.name)
         start += part.shape[0]
     return packed
 
 
-def _steps(part: RawTensor) -> list[tuple[int, int]]:
-    """Runs of rows that are packed at once."""
-    rows = max(1, _STEP_ELEMENTS // part.shape[1])
-    return [(first, min(first + rows, part.shape[0])) for first in range(0, part.shape[0], rows)]
-
-
-def stacked_rows(parts: Sequence[GroupRows]) -> GroupRows:
-    """Matrices of one kind, one below the other; copies.
-
-    Raises:
-        LoadError: their kinds or columns differ.
-    """
-    first = parts[0]
-    if any((part.kind, part.num_columns) != (first.kind, first.num_columns) for part in parts):
-        raise LoadError("matrices that are quantized in different ways cannot be stacked into one")
-    minimums = [part.minimums for part in parts if part.minimums is not None]
-    return GroupRows(
-        kind=first.kind,
-        num_rows=sum(part.num_rows for part in parts),
-        num_columns=first.num_columns,
-        quants=torch.cat([part.quants for part in parts], dim=1),
-        scales=torch.cat([part.scales for part in parts], dim=1),
-        minimums=torch.cat(minimums, dim=1) if minimums else None,
-    )
+def _fp8(run: Sequence[RawTensor], columns: int) -> Fp8Rows:
+    num_rows, start = sum(part.shape[0] for part in run), 0
+    values = torch.empty((num_rows, columns), dtype=torch.uint8)
+    scales = torch.empty(num_rows, dtype=torch.float32)
+    for part in run:
+        for first, last in row_steps(part):
+            codes, factors, _ = unpack_rows(part.format, rows_of(part, first, last))
+            values[start + first : start + last] = torch.from_numpy(codes)
+            scales[start + first : start + last] = torch.from_numpy(factors[:, 0].copy())
+        start += part.shape[0]
+    return Fp8Rows(values.view(torch.float8_e4m3fn), scales)
 
 
 def empty_rows(kind: GroupKind, num_rows: int, num_columns: int) -> GroupRows:

@@ -10,6 +10,7 @@ from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.protocol import RawTensor
 from naru_worker.adapters.ops.tensor_parallel.sharding import Shard, shard_of
 from naru_worker.adapters.weights.checkpoint import Checkpoint
+from naru_worker.adapters.weights.lazy_tensor import LazyTensor
 from naru_worker.adapters.weights.tensor_format import BLOCKS, row_bytes
 
 _QUERY, _KEY_VALUE = ("q", "q_bias"), ("k", "k_bias", "v", "v_bias")
@@ -82,12 +83,16 @@ class ShardedCheckpoint:
         """Rows of the head, which may be the embedding; under the head's name, as it is no longer the same tensor."""
         source = self._whole.get("embed" if self._whole.config.tie_word_embeddings else "lm_head")
         rows = _rows(source, self.shard.vocab)
+        if isinstance(rows, LazyTensor):
+            return rows.renamed("lm_head")
         return RawTensor("lm_head", rows.format, rows.shape, rows.data)
 
 
 def _rows(tensor: RawTensor, part: range, unit: int = 1) -> RawTensor:
     """Rows [part.start, part.stop) * unit of a matrix, or elements of a vector: a view."""
     start, stop = part.start * unit, part.stop * unit
+    if isinstance(tensor, LazyTensor):
+        return tensor.cut(range(start, stop), range(tensor.shape[1]))
     stride = row_bytes(tensor.format, tensor.shape[-1]) if len(tensor.shape) == 2 else BLOCKS[tensor.format][1]
     data = tensor.data[start * stride : stop * stride]
     return RawTensor(tensor.name, tensor.format, (stop - start, *tensor.shape[1:]), data)
@@ -101,6 +106,8 @@ def _columns(tensor: RawTensor, part: range, unit: int) -> RawTensor:
     """
     width, blocks = _cut(tensor, part, unit)
     num_rows, num_columns = tensor.shape
+    if isinstance(tensor, LazyTensor):
+        return tensor.cut(range(num_rows), range(part.start * unit, part.stop * unit))
     rows = np.frombuffer(tensor.data, np.uint8).reshape(num_rows, row_bytes(tensor.format, num_columns))
     cut = np.ascontiguousarray(rows[:, blocks])
     return RawTensor(tensor.name, tensor.format, (num_rows, width), cut.reshape(-1).data.toreadonly())
@@ -108,6 +115,8 @@ def _columns(tensor: RawTensor, part: range, unit: int) -> RawTensor:
 
 def _blank_columns(tensor: RawTensor, part: range, unit: int) -> RawTensor:
     """As many as `_columns` gives; raises as it does."""
+    if isinstance(tensor, LazyTensor):
+        return _columns(tensor, part, unit)
     width, blocks = _cut(tensor, part, unit)
     data = np.broadcast_to(np.uint8(0), (tensor.shape[0] * (blocks.stop - blocks.start),)).data
     return RawTensor(tensor.name, tensor.format, (tensor.shape[0], width), data)

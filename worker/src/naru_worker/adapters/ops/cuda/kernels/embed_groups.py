@@ -20,8 +20,8 @@ _NUM_WARPS = 4
 @triton.jit(do_not_specialize=("num_chunks", "num_groups", "group_bits"))
 def _embed_kernel(
     ids, quants, scales, minimums, out, num_rows, num_columns, num_chunks, num_groups, group_bits, out_stride,
-    BITS: tl.constexpr, CHUNK: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, HAS_MINIMUM: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    BITS: tl.constexpr, CHUNK: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, IS_ROW: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     row = tl.minimum(tl.maximum(tl.load(ids + token), 0), num_rows - 1)
@@ -76,7 +76,7 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
     for dtype in ("fp16", "bf16"):
         for kind in (kind for kind in KINDS if kind.group <= 32):
             constants = kind.constants | {"CHUNKS": _CHUNKS}
-            scale = "*fp16" if kind.group else "*fp32"
+            scale = "*fp32" if kind.is_float else "*fp16"
             yield CompileCase(
                 name=f"embed_groups/{dtype}/{kind.name}",
                 kernel=_embed_kernel,

@@ -87,7 +87,8 @@ def _generated_kernel(
     x, quants, scales, minimums, bias, residual, out, partial,
     num_tokens, num_rows, num_columns, num_chunks, chunks_a_split, group_bits, x_stride, residual_stride, out_stride,
     has_bias, has_residual,
-    BITS: tl.constexpr, CHUNK: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+    BITS: tl.constexpr, CHUNK: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, IS_ROW: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr,
     IS_SPLIT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -104,7 +105,7 @@ def _generated_kernel(
             integers = packed
             if BITS == 4:
                 integers = (packed >> (4 * half)) & 15
-            if IS_FLOAT:
+            if IS_ROW:
                 values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, dtype)
                 total = tl.dot(values, part, total, input_precision="ieee")
             elif HAS_MINIMUM:
@@ -114,10 +115,10 @@ def _generated_kernel(
                 values += _group_at(minimums, column >> group_bits, rows, num_rows)
                 total = tl.dot(values.to(dtype), part, total, input_precision="ieee")
             else:
-                # Integers are multiplied as they are, exactly; a group's sum is scaled afterwards.
+                # Integers and 8-bit floats are multiplied as they are, exactly; a group's sum is scaled afterwards.
                 sums = tl.dot(quants_to_floats(integers, BITS, ZERO, IS_FLOAT, dtype), part, input_precision="ieee")
                 total += sums * _group_at(scales, column >> group_bits, rows, num_rows)
-    if IS_FLOAT:
+    if IS_ROW:
         total *= _group_at(scales, 0, rows, num_rows)
     if IS_SPLIT:
         inside = (rows < num_rows)[:, None] & (tokens < num_tokens)[None, :]
@@ -152,7 +153,8 @@ def _prompt_kernel(
     x, quants, scales, minimums, bias, residual, out,
     num_tokens, num_rows, num_columns, num_chunks, group_bits, x_stride, residual_stride, out_stride,
     has_bias, has_residual,
-    BITS: tl.constexpr, CHUNK: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+    BITS: tl.constexpr, CHUNK: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, IS_ROW: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     # Neighbours share the rows of the weight: it is read from memory once.
@@ -169,7 +171,7 @@ def _prompt_kernel(
             integers = packed
             if BITS == 4:
                 integers = (packed >> (4 * half)) & 15
-            if not IS_FLOAT:
+            if not IS_ROW:
                 values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, tl.float32)
                 values *= _group_at(scales, column >> group_bits, rows, num_rows)
                 if HAS_MINIMUM:
@@ -178,7 +180,7 @@ def _prompt_kernel(
             else:
                 values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, dtype)
             total = tl.dot(values, part, total, input_precision="ieee")
-    if IS_FLOAT:
+    if IS_ROW:
         total *= _group_at(scales, 0, rows, num_rows)
     _finish(
         total, bias, residual, out, tokens, rows, num_tokens, num_rows, residual_stride, out_stride,

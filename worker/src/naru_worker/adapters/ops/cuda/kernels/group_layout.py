@@ -1,6 +1,6 @@
 """How quantized weights lie on a GPU: small integers in groups along the columns, with a scale (and minimum) a group.
 
-Made by `weights` and by the readers of GPTQ and AWQ; read by the kernels that multiply with such weights.
+Made by `weights`; read by the kernels that multiply with such weights.
 
 Integers of `CHUNK_BYTES` bytes of a row lie together, and the rows of one chunk follow one another, so that a tile of
 rows is one run of memory. With 4 bits the low halves of a chunk's bytes are its first columns, and the high halves the
@@ -28,7 +28,7 @@ class GroupKind:
 
     bits: Literal[4, 8]
     group: Literal[0, 16, 32, 64, 128]
-    """Columns that share a scale; 0: all of a row do."""
+    """Columns that share a scale; 0: all of a row do, of 8-bit floats."""
     zero: int
     """The integer that stands for 0; 0 where groups have a minimum."""
     has_minimum: bool
@@ -55,8 +55,8 @@ class GroupKind:
 
     @property
     def scale_type(self) -> torch.dtype:
-        """Of scales and minimums; one scale a row costs nothing."""
-        return torch.float16 if self.group else torch.float32
+        """Of scales and minimums; those of 8-bit floats are smaller than 16 bits hold exactly."""
+        return torch.float32 if self.is_float else torch.float16
 
     @property
     def name(self) -> str:
@@ -78,20 +78,23 @@ class GroupKind:
             "CHUNK": self.chunk_bytes,
             "ZERO": self.zero,
             "IS_FLOAT": self.is_float,
+            "IS_ROW": self.is_float and self.group == 0,
             "HAS_MINIMUM": self.has_minimum,
         }
 
 
 KINDS = (
-    GroupKind(4, 32, 8, False),  # q4_0, and GPTQ with symmetric groups of 32
+    GroupKind(4, 32, 8, False),  # q4_0
     GroupKind(4, 32, 0, True),  # q4_1, q4_k
-    GroupKind(4, 64, 8, False),
+    GroupKind(4, 64, 8, False),  # GPTQ and packed integers; with a minimum AWQ, too
     GroupKind(4, 64, 0, True),
     GroupKind(4, 128, 8, False),
     GroupKind(4, 128, 0, True),
     GroupKind(8, 32, 128, False),  # q8_0
     GroupKind(8, 16, 32, False),  # q6_k
-    GroupKind(8, 0, 0, False, is_float=True),  # FP8 where tensor cores have none
+    GroupKind(8, 0, 0, False, is_float=True),  # FP8 with a scale a row, where tensor cores have none
+    GroupKind(8, 32, 0, False, is_float=True),  # FP8 with scales of blocks
+    GroupKind(8, 128, 0, False, is_float=True),
 )
 """All that kernels are compiled for."""
 

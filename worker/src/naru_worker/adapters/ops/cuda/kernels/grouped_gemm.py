@@ -35,8 +35,8 @@ _DENSE = GroupKind(8, 0, 0, False)
 def _grouped_kernel(
     x, weights, scales, minimums, pairs, tile_experts, out,
     expert_rows, all_rows, num_columns, num_chunks, group_bits, divisor, x_stride, out_stride,
-    BITS: tl.constexpr, CHUNK: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, HAS_MINIMUM: tl.constexpr,
-    IS_DENSE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    BITS: tl.constexpr, CHUNK: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr, IS_ROW: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, IS_DENSE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(tile_experts + tl.program_id(1))
     if expert < 0:
@@ -74,7 +74,7 @@ def _grouped_kernel(
                 integers = packed
                 if BITS == 4:
                     integers = (packed >> (4 * half)) & 15
-                if IS_FLOAT:
+                if IS_ROW:
                     values = quants_to_floats(integers, BITS, ZERO, IS_FLOAT, dtype)
                 else:
                     group = (column >> group_bits) * all_rows + stored
@@ -85,7 +85,7 @@ def _grouped_kernel(
                         scaled += minimum.to(tl.float32)[:, None]
                     values = scaled.to(dtype)
             total = tl.dot(values, tl.trans(given), total, input_precision="ieee")
-    if IS_FLOAT:
+    if IS_ROW:
         total *= tl.load(scales + stored, mask=rows < expert_rows, other=0.0).to(tl.float32)[:, None]
     to = out + slots.to(tl.int64)[None, :] * out_stride + rows[:, None]
     tl.store(to, total.to(out.dtype.element_ty), mask=inside & (pair >= 0)[None, :])
@@ -210,7 +210,7 @@ def _combine_case(arch: int, dtype: str, top_k: int) -> CompileCase:
 def _grouped_case(arch: int, dtype: str, kind: GroupKind | None, regime: Regime, tile: Tile) -> CompileCase:
     constants = (kind or _DENSE).constants | ({} if kind else {"CHUNK": _DENSE_COLUMNS})
     constants |= {"IS_DENSE": kind is None, "ROWS": tile.rows, "TOKENS": tile.tokens}
-    scale = f"*{dtype}" if kind is None else "*fp16" if kind.group else "*fp32"
+    scale = f"*{dtype}" if kind is None else "*fp32" if kind.is_float else "*fp16"
     types = {"x": f"*{dtype}", "weights": "*u8" if kind else f"*{dtype}", "scales": scale, "minimums": scale}
     types |= {"pairs": "*i32", "tile_experts": "*i32", "out": f"*{dtype}"}
     names = _grouped_kernel.arg_names
