@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "local" / "support"))
 from every_kind import MANIFESTS, write_doubler
 from running_naru import RunningNaru
 
-LONG = {"test_examples.py", "test_stories.py", "test_fuzz.py"}
+LONG = {"test_clients.py", "test_examples.py", "test_stories.py", "test_fuzz.py"}
 """With `make test-api`: minutes, most of them the start of clients."""
 
 
