@@ -17,9 +17,15 @@ pytest.importorskip("triton")
 
 PROGRAM = Path(__file__).parents[1] / "support" / "recorded_steps.py"
 MODELS = {
-    "bf16", "q4_k, cache of bytes", "windows, half a head rotated", "learned positions, biases", "8-bit floats",
+    "bf16",
+    "q4_k, cache of bytes",
+    "windows, half a head rotated",
+    "learned positions, biases",
+    "experts, norms of heads",
+    "quantized experts, one shared",
+    "8-bit floats",
     "groups of 64 and 128",
-}  # fmt: skip
+}
 
 
 def report(arch: int, *arguments: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.gpu_offline, pytest.mark.timeout(60
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from tiny_experts import write_experts  # noqa: E402
 from tiny_models import TinySpec  # noqa: E402
 from toy_worker import ask, ids  # noqa: E402
 from worker_process import worker_process  # noqa: E402
@@ -19,8 +20,13 @@ from worker_process import worker_process  # noqa: E402
 from naru_proto.v1 import worker_pb2  # noqa: E402
 
 
-async def test_a_worker_answers_as_the_reference_does(tiny_model: Callable[[TinySpec], Path]) -> None:
-    folder = tiny_model(TinySpec(num_layers=1))
+@pytest.mark.parametrize("has_experts", [False, True])
+async def test_a_worker_answers_as_the_reference_does(
+    has_experts: bool, tiny_model: Callable[[TinySpec], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path if has_experts else tiny_model(TinySpec(num_layers=1))
+    if has_experts:
+        write_experts(folder, "qwen3_moe")
     answers = []
     over_two = ("--num-accelerators", "2", "--tensor-parallel-size", "2")
     for flags in (("cuda",), ("cuda", *over_two), ("ref",)):

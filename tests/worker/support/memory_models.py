@@ -172,7 +172,8 @@ def checkpoint_of(
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def add(name: str, shape: tuple[int, ...]) -> None:
-        kind: TensorFormat = (formats or {}).get(name.rsplit(".", 1)[-1], default) if len(shape) == 2 else "f32"
+        last = name.rsplit(".", 1)[-1]
+        kind: TensorFormat = (formats or {}).get(last, default) if len(shape) == 2 and last != "router" else "f32"
         tensor, values = random_tensor(name, kind, shape, rng)
         if name.endswith("norm"):
             values = np.abs(values) + 0.5
@@ -203,6 +204,18 @@ def checkpoint_of(
         }
         if config.activation == "swiglu":
             shapes["gate"] = (inner, hidden)
+        experts = config.experts
+        if experts is not None and i in experts.layers:
+            plain = [name for name in ("up", "down", "gate") if shapes.pop(name)]
+            each = {f"experts.{e}": experts.inner_size for e in range(experts.num_experts)}
+            for group, size in (each | ({"shared": experts.shared_size} if experts.shared_size else {})).items():
+                for name in plain:
+                    shapes[f"{group}.{name}"] = (hidden, size) if name == "down" else (size, hidden)
+            add(f"layers.{i}.router", (experts.num_experts, hidden))
+            if experts.shared_size:
+                add(f"layers.{i}.shared_router", (hidden,))
+        for part in ("q_norm", "k_norm") if config.qk_norm else ():
+            add(f"layers.{i}.{part}", (config.head_dim,))
         for name, shape in shapes.items():
             add(f"layers.{i}.{name}", shape)
             has_bias = {"q": config.qkv_bias, "k": config.qkv_bias, "v": config.qkv_bias, "o": config.o_bias}

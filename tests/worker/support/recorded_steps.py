@@ -33,7 +33,7 @@ from naru_worker.adapters.ops.cuda.sampling_tensors import SamplingKinds, Sampli
 from naru_worker.adapters.ops.cuda.staging import Staging
 from naru_worker.adapters.ops.cuda.step_tensors import step_arrays, step_tensors
 from naru_worker.adapters.ops.protocol import KVConfig, KVFormat
-from naru_worker.core.model_config import RopeConfig
+from naru_worker.core.model_config import ExpertsConfig, RopeConfig
 
 BLOCK_SIZE = 16
 WIDE: dict[str, Any] = {
@@ -43,6 +43,9 @@ LEARNED: dict[str, Any] = WIDE | {
     "architecture": "gpt2", "norm": "layer", "activation": "gelu_tanh", "rope": None, "tie_word_embeddings": True,
     "num_kv_heads": 8, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "max_position_embeddings": 512,
 }  # fmt: skip
+
+MIXTURE = ExpertsConfig(num_experts=8, num_chosen=2, inner_size=256, renormalizes=True, layers=(0, 1))
+EXPERTS: dict[str, Any] = WIDE | {"experts": MIXTURE}
 
 ASKED: dict[str, Any] = {
     "temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "num_logprobs": 5, "presence_penalty": 0.5,
@@ -76,6 +79,18 @@ def models() -> dict[str, tuple[MemoryCheckpoint, KVFormat]]:
             "f16",
         ),
         "learned positions, biases": (checkpoint_of(config_of(**LEARNED), default="bf16"), "f16"),
+        "experts, norms of heads": (
+            checkpoint_of(config_of(**EXPERTS, architecture="qwen3moe", qk_norm=True), default="bf16"),
+            "f16",
+        ),
+        "quantized experts, one shared": (
+            checkpoint_of(
+                config_of(**EXPERTS | {"experts": replace(MIXTURE, shared_size=512)}, architecture="qwen2moe"),
+                {"down": "q8_0"},
+                "q4_0",
+            ),
+            "f16",
+        ),
     }
 
 

@@ -11,7 +11,8 @@ from memory_models import MemoryCheckpoint, checkpoint_of, config_of
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.ref_dequant import dequantize
 from naru_worker.adapters.ops.tensor_parallel.sharded_checkpoint import ShardedCheckpoint
-from naru_worker.adapters.ops.tensor_parallel.sharding import shard_of
+from naru_worker.adapters.ops.tensor_parallel.sharding import InnerBlocks, shard_of
+from naru_worker.core.model_config import ExpertsConfig
 from naru_worker.core.weight_layout import expected_shapes
 
 
@@ -40,7 +41,7 @@ def test_each_rank_has_the_kv_heads_of_its_query_heads(
 
 def test_columns_that_share_a_scale_stay_together_and_the_parts_may_be_unequal() -> None:
     config = config_of(intermediate_size=43 * 256, vocab_size=259)
-    shards = [shard_of(config, rank, 2, inner_block=256) for rank in range(2)]
+    shards = [shard_of(config, rank, 2, InnerBlocks(256)) for rank in range(2)]
     assert [shard.inner for shard in shards] == [range(0, 22 * 256), range(22 * 256, 43 * 256)]
     assert [shard.config.intermediate_size for shard in shards] == [22 * 256, 21 * 256]
     assert [shard.vocab for shard in shards] == [range(0, 130), range(130, 259)]
@@ -52,6 +53,7 @@ def test_columns_that_share_a_scale_stay_together_and_the_parts_may_be_unequal()
         ({"num_heads": 9, "num_kv_heads": 3}, 2, "num_heads is 9: .* 2 ranks; .* a divisor of num_heads"),
         ({"num_heads": 12, "num_kv_heads": 3}, 2, "num_kv_heads is 3: .* a divisor or a multiple of num_kv_heads"),
         ({"intermediate_size": 64}, 4, "intermediate_size is 64, in blocks of 32 .* use at most 2"),
+        ({"experts": ExpertsConfig(2, 1, 64, True, (0, 1))}, 4, "the size of an expert is 64, .* use at most 2"),
         ({"vocab_size": 1}, 2, "vocab_size is 1: .* at most vocab_size"),
     ],
 )
@@ -59,7 +61,7 @@ def test_a_model_that_cannot_be_split_says_why_and_what_would_do(
     changes: dict[str, Any], size: int, message: str
 ) -> None:
     with pytest.raises(LoadError, match=message) as caught:
-        shard_of(config_of(**changes), 0, size, inner_block=32)
+        shard_of(config_of(**changes), 0, size, InnerBlocks(32, 32))
     assert caught.value.param == "tensor_parallel_size"
     with pytest.raises(ValueError, match="rank is 2 of 2"):
         shard_of(config_of(), 2, 2)
@@ -73,7 +75,13 @@ def values(checkpoint: Any, name: str) -> Any:
     return decoded
 
 
+EXPERTS = ExpertsConfig(num_experts=3, num_chosen=2, inner_size=96, renormalizes=True, layers=(1,), shared_size=160)
+
 MODELS: dict[str, tuple[MemoryCheckpoint, int]] = {
+    "experts": (
+        checkpoint_of(config_of(architecture="qwen2moe", qk_norm=True, experts=EXPERTS), {"down": "q4_0"}, "f16"),
+        2,
+    ),
     "grouped heads, all biases": (
         checkpoint_of(config_of(num_heads=8, qkv_bias=True, o_bias=True, mlp_bias=True), default="f16"),
         4,

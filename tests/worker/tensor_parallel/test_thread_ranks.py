@@ -24,6 +24,7 @@ from naru_worker.adapters.ops.tensor_parallel.parallel_ops import ParallelOps  #
 from naru_worker.adapters.ops.tensor_parallel.ref_shard import load_shard  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.sharded_checkpoint import ShardedCheckpoint  # noqa: E402
 from naru_worker.adapters.ops.tensor_parallel.shards import shard_sizes  # noqa: E402
+from naru_worker.core.model_config import ExpertsConfig  # noqa: E402
 
 OPTIONS = RunnerOptions(
     block_size=16, num_blocks=8, max_num_tokens=64, max_num_seqs=4, max_model_len=128, kv_format="f32"
@@ -36,6 +37,18 @@ MODELS: dict[str, tuple[MemoryCheckpoint, int]] = {
     ),
     "quantized, tied head, unequal parts": (
         checkpoint_of(config_of(tie_word_embeddings=True), {"embed": "q8_0"}, "q4_0"),
+        2,
+    ),
+    "experts, one shared, norms of heads": (
+        checkpoint_of(
+            config_of(
+                architecture="qwen2moe",
+                qk_norm=True,
+                experts=ExpertsConfig(
+                    num_experts=4, num_chosen=2, inner_size=24, renormalizes=False, layers=(1,), shared_size=40
+                ),
+            )
+        ),
         2,
     ),
     "learned positions, windows": (
@@ -75,7 +88,10 @@ def test_ranks_give_the_logits_of_one(name: str, small_bytes: int, monkeypatch: 
     expected = all_logits(load_runner(whole, OPTIONS), token_ids, chunk=20)
     # The sums over o's and down's columns are rounded in another order: some float32 roundings (6e-8) of the largest.
     np.testing.assert_allclose(results[0][0], expected, rtol=0, atol=4e-6 * float(np.abs(expected).max()))
-    assert [num_begun for _, num_begun in results] == [2 * (2 * whole.config.num_layers + 1)] * size
+    experts = whole.config.experts
+    # Attention and MLP of each layer, and where one is a shared expert; the logits. In two steps.
+    num_exchanges = 2 * (2 * whole.config.num_layers + len(experts.layers if experts else ()) + 1)
+    assert [num_begun for _, num_begun in results] == [num_exchanges] * size
     assert ("all_to_all" in ranks.num_exchanges) == (small_bytes == 0)
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
+from naru_worker.core.expert_fields import read_gguf_experts
 from naru_worker.core.fields import (
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -19,13 +20,13 @@ from naru_worker.core.fields import (
     MAX_VOCAB_SIZE,
     Fields,
 )
-from naru_worker.core.model_config import ModelConfig, RopeConfig
+from naru_worker.core.model_config import Architecture, ModelConfig, RopeConfig
 from naru_worker.core.rope import yarn_attention_factor
 from naru_worker.core.rope_scaling import MAX_FACTOR, MAX_THETA, RopeReading
 
-GgufArchitecture = Literal["llama", "qwen2", "gpt2"]
+GgufArchitecture = Literal["llama", "qwen2", "qwen2moe", "qwen3moe", "gpt2"]
 
-SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "gpt2")
+SUPPORTED_ARCHITECTURES: tuple[GgufArchitecture, ...] = get_args(GgufArchitecture)
 
 END_OF_TURN_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>")
 """Control tokens that end an answer. GGUF metadata has room for one or two of what generation configs list, so these
@@ -44,12 +45,9 @@ def parse_gguf_config(
         LoadError: unknown architecture or feature, or a field missing, of the wrong type or out of range.
     """
     arch = fields.text("general.architecture", "")
-    if arch == "llama":
-        return _parse(fields, "llama", shapes, freq_factors)
-    if arch == "qwen2":
-        return _parse(fields, "qwen2", shapes, freq_factors)
-    if arch == "gpt2":
-        return _parse(fields, "gpt2", shapes, freq_factors)
+    for known in SUPPORTED_ARCHITECTURES:
+        if arch == known:
+            return _parse(fields, known, shapes, freq_factors)
     fields.fail(
         "general.architecture",
         f"is {arch!r}; supported are {', '.join(SUPPORTED_ARCHITECTURES)} (encoders are read from safetensors only)",
@@ -59,8 +57,6 @@ def parse_gguf_config(
 def _parse(
     fields: Fields, arch: GgufArchitecture, shapes: Mapping[str, tuple[int, ...]], freq_factors: tuple[float, ...]
 ) -> ModelConfig:
-    if fields.integer(f"{arch}.expert_count", 0, 2**16, 0):
-        fields.fail(f"{arch}.expert_count", "is set; mixtures of experts are not supported")
     hidden_size = fields.integer(f"{arch}.embedding_length", 1, MAX_HIDDEN_SIZE)
     num_heads = _per_layer(fields, f"{arch}.attention.head_count", MAX_HEADS)
     num_kv_heads = _per_layer(fields, f"{arch}.attention.head_count_kv", MAX_HEADS, num_heads)
@@ -72,11 +68,16 @@ def _parse(
     is_gpt2 = arch == "gpt2"
     rope = None if is_gpt2 else _rope(fields, arch, head_dim, positions, freq_factors)
     norm_key = "layer_norm_epsilon" if is_gpt2 else "layer_norm_rms_epsilon"
+    experts = read_gguf_experts(fields, arch, num_layers)
+    architecture: Architecture = "mixtral" if arch == "llama" and experts else arch
     return ModelConfig(
-        architecture=arch,
+        architecture=architecture,
         vocab_size=_vocab_size(fields, shapes),
         hidden_size=hidden_size,
-        intermediate_size=_per_layer(fields, f"{arch}.feed_forward_length", MAX_INTERMEDIATE_SIZE),
+        # No layer has a plain MLP where experts are, and some files leave its size out.
+        intermediate_size=_per_layer(
+            fields, f"{arch}.feed_forward_length", MAX_INTERMEDIATE_SIZE, experts.inner_size if experts else None
+        ),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -87,12 +88,14 @@ def _parse(
         activation="gelu_tanh" if is_gpt2 else "swiglu",
         rope=rope.rope if rope else None,
         tie_word_embeddings="output.weight" not in shapes,
-        qkv_bias=arch != "llama" or "blk.0.attn_q.bias" in shapes,
+        qkv_bias=arch in ("qwen2", "gpt2") or "blk.0.attn_q.bias" in shapes,
         o_bias=is_gpt2 or "blk.0.attn_output.bias" in shapes,
         mlp_bias=is_gpt2 or "blk.0.ffn_up.bias" in shapes,
         sliding_windows=_sliding_windows(fields, arch, num_layers),
         bos_token_id=_bos(fields),
         eos_token_ids=_eos(fields),
+        qk_norm=arch == "qwen3moe",
+        experts=experts,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import get_args
 
 from naru_worker.core.encoder_config import ENCODER_MODEL_TYPES
+from naru_worker.core.expert_fields import read_hf_experts
 from naru_worker.core.fields import (
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -22,7 +23,14 @@ from naru_worker.core.fields import (
 from naru_worker.core.model_config import Activation, Architecture, ModelConfig
 from naru_worker.core.rope_scaling import read_hf_rope
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "gpt2")
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe", "gpt2")
+_ARCHITECTURES: dict[str, Architecture] = {
+    "qwen2": "qwen2",
+    "mixtral": "mixtral",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+}
+_WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 GELU_KINDS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
@@ -58,19 +66,22 @@ def _parse_llama_like(fields: Fields, model_type: str, eos: tuple[int, ...]) -> 
     if activation not in ("silu", "swish"):
         fields.fail("hidden_act", f"is {activation!r}; {model_type} models with silu are supported")
     num_heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
-    # Mistral's reference has 8 where the key is absent; null means one per head everywhere.
-    absent_kv_heads = 8 if model_type == "mistral" and "num_key_value_heads" not in fields.values else num_heads
+    # The reference of Mistral and Mixtral has 8 where the key is absent; null means one per head everywhere.
+    absent_kv_heads = (
+        8 if model_type in ("mistral", "mixtral") and "num_key_value_heads" not in fields.values else num_heads
+    )
     num_kv_heads = fields.integer("num_key_value_heads", 1, MAX_HEADS, absent_kv_heads)
     hidden_size = fields.integer("hidden_size", 1, MAX_HIDDEN_SIZE)
     head_dim = _head_dim(fields, hidden_size, num_heads)
     if num_heads % num_kv_heads:
         fields.fail("num_key_value_heads", f"is {num_kv_heads}; it must divide num_attention_heads {num_heads}")
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
-    architecture: Architecture = "qwen2" if model_type == "qwen2" else "llama"
-    attention_bias = fields.boolean("attention_bias", False) if model_type == "llama" else False
-    rope = read_hf_rope(fields, head_dim, fields.integer("max_position_embeddings", 1, MAX_POSITIONS))
+    has_bias = fields.boolean("attention_bias", False) if model_type in ("llama", "qwen3_moe") else False
+    qkv_bias = fields.boolean("qkv_bias", True) if model_type == "qwen2_moe" else has_bias or model_type == "qwen2"
+    positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    rope = read_hf_rope(fields, head_dim, positions, 1e6 if model_type == "mixtral" else 1e4)
     return ModelConfig(
-        architecture=architecture,
+        architecture=_ARCHITECTURES.get(model_type, "llama"),
         vocab_size=fields.integer("vocab_size", 1, MAX_VOCAB_SIZE),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size", 1, MAX_INTERMEDIATE_SIZE),
@@ -84,12 +95,14 @@ def _parse_llama_like(fields: Fields, model_type: str, eos: tuple[int, ...]) -> 
         activation="swiglu",
         rope=rope.rope,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
-        qkv_bias=attention_bias or model_type == "qwen2",
-        o_bias=attention_bias,
+        qkv_bias=qkv_bias,
+        o_bias=has_bias,
         mlp_bias=fields.boolean("mlp_bias", False) if model_type == "llama" else False,
         sliding_windows=_sliding_windows(fields, model_type, num_layers),
         bos_token_id=_bos(fields),
         eos_token_ids=eos,
+        qk_norm=model_type == "qwen3_moe",
+        experts=read_hf_experts(fields, model_type, num_layers) if model_type in _WITH_EXPERTS else None,
     )
 
 
@@ -107,7 +120,11 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
 
 def _sliding_windows(fields: Fields, model_type: str, num_layers: int) -> tuple[int | None, ...]:
     """Window per layer; empty when every layer sees everything."""
-    if model_type == "llama" or (model_type == "qwen2" and not fields.boolean("use_sliding_window", False)):
+    if model_type not in ("mistral", "mixtral", "qwen2"):
+        return ()
+    if model_type == "qwen2" and not fields.boolean("use_sliding_window", False):
+        return ()
+    if model_type == "mixtral" and not fields.has("sliding_window"):
         return ()
     # The reference reads an absent key as 4096 and null as full attention.
     if "sliding_window" in fields.values and fields.values["sliding_window"] is None:

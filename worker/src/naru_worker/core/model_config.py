@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Architecture = Literal["llama", "qwen2", "gpt2"]
+Architecture = Literal["llama", "qwen2", "gpt2", "mixtral", "qwen2moe", "qwen3moe"]
 NormKind = Literal["rms", "layer"]
 Activation = Literal["swiglu", "gelu_tanh", "gelu"]
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
@@ -33,6 +33,23 @@ class RopeConfig:
     """YaRN: round the ends of the ramp to whole dimensions."""
     freq_factors: tuple[float, ...] = ()
     """Empty, or rotary_dim / 2 divisors of the frequencies (a table some GGUF files carry)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts: gated MLPs of which each token goes through a few, weighted by a softmax over all."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts of each token, at most `num_experts`."""
+    inner_size: int
+    """Width of one expert's inner layer."""
+    renormalizes: bool
+    """Whether the weights of a token's experts are made to sum up to 1; else they stay the softmax's."""
+    layers: tuple[int, ...]
+    """Layers that have experts, ascending; the others have a plain MLP."""
+    shared_size: int = 0
+    """Inner width of an expert that every token goes through, weighted by a gate of its own; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +79,22 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     """Union of all sources (config, generation config, tokenizer), sorted."""
+    qk_norm: bool = False
+    """Whether each head's query and key pass an RMSNorm (of `norm_eps`) before they turn."""
+    experts: ExpertsConfig | None = None
+    """None: all layers have a plain MLP of `intermediate_size`."""
+
+    @property
+    def widest_inner_size(self) -> int:
+        """Width of the widest inner layer that a token goes through; all of a token's experts count together."""
+        if self.experts is None:
+            return self.intermediate_size
+        chosen = self.experts.num_chosen * self.experts.inner_size
+        return max(self.intermediate_size, chosen, self.experts.shared_size)
+
+    def experts_of(self, layer: int) -> ExpertsConfig | None:
+        """The mixture of a layer; None where it has a plain MLP."""
+        return self.experts if self.experts is not None and layer in self.experts.layers else None
 
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Bytes of keys and values one token takes over all layers."""

@@ -26,7 +26,7 @@ class RopeReading:
     max_positions: int
 
 
-def read_hf_rope(fields: Fields, head_dim: int, max_positions: int) -> RopeReading:
+def read_hf_rope(fields: Fields, head_dim: int, max_positions: int, default_theta: float = 10_000.0) -> RopeReading:
     """Reads `rope_parameters` (theta inside) or `rope_scaling` with `rope_theta` beside it.
 
     The kind is `rope_type`, or the older `type`; absent, null and "default" mean plain positions.
@@ -36,7 +36,7 @@ def read_hf_rope(fields: Fields, head_dim: int, max_positions: int) -> RopeReadi
     """
     name = "rope_scaling" if fields.table("rope_scaling") else "rope_parameters"
     scaling = Fields(fields.file, _prefixed(name, fields.table(name)))
-    outer_theta = fields.number("rope_theta", 1.0 + 1e-6, MAX_THETA, 10_000.0)
+    outer_theta = fields.number("rope_theta", 1.0 + 1e-6, MAX_THETA, default_theta)
     theta = scaling.number(f"{name}.rope_theta", 1.0 + 1e-6, MAX_THETA, outer_theta)
     if any(isinstance(value, dict) for value in scaling.values.values()):
         fields.fail(name, "differs by layer type; one rotary setting for all layers is supported")

@@ -21,6 +21,8 @@ _MIN_NUMBER, _MAX_NUMBER = 1e-30, 1e30
 """Of rotary settings: all are positive, and several are divided by."""
 _MIN_THETA = 1.0 + 1e-6
 """Its logarithm is divided by."""
+_NOT_IN_IMAGES = ("qk_norm", "experts")
+"""Images are the CPU's, which serves no model that has these."""
 _SIZES = {
     "vocab_size": MAX_VOCAB_SIZE,
     "hidden_size": MAX_HIDDEN_SIZE,
@@ -34,8 +36,8 @@ _SIZES = {
 
 
 def config_to_json(config: ModelConfig) -> dict[str, object]:
-    """Every field, in the order of the class."""
-    return dataclasses.asdict(config)
+    """Every field that images have, in the order of the class."""
+    return {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_IN_IMAGES}
 
 
 def config_from_json(where: str, values: object) -> ModelConfig:
@@ -60,6 +62,8 @@ def config_from_json(where: str, values: object) -> ModelConfig:
         sliding_windows=_windows(fields),
         bos_token_id=fields.integer("bos_token_id", 0, MAX_VOCAB_SIZE) if fields.has("bos_token_id") else None,
         eos_token_ids=tuple(sorted(fields.token_ids("eos_token_ids"))),
+        qk_norm=False,
+        experts=None,
     )
 
 
@@ -82,7 +86,7 @@ def _rope(where: str, values: object) -> RopeConfig:
 
 
 def _object(where: str, name: str, values: object, kind: type) -> Fields:
-    needed = {field.name for field in dataclasses.fields(kind)}
+    needed = {field.name for field in dataclasses.fields(kind)} - set(_NOT_IN_IMAGES)
     fields = Fields(where, values if isinstance(values, dict) else {})
     if set(fields.values) != needed:
         fields.fail(name, f"must have the fields {', '.join(sorted(needed))}")

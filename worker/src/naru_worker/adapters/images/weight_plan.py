@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from naru_worker.adapters.images.header import ALIGN_BYTES, BIAS_PADDING, PAGE_BYTES, round_up
 from naru_worker.adapters.images.image_index import IndexedMatrix, SegmentBytes, VectorPlace
 from naru_worker.adapters.models.decoder import load_weights
-from naru_worker.adapters.ops.cpu_pack import FORMAT_NUMBERS, check_parts
+from naru_worker.adapters.ops.cpu_pack import FORMAT_NUMBERS, check_parts, check_served
 from naru_worker.adapters.ops.cpu_transcode import native_tensor
 from naru_worker.adapters.ops.protocol import RawTensor
 from naru_worker.adapters.ops.weights_image import MatrixPlace, SegmentPlace
@@ -84,8 +84,9 @@ def plan_weights(checkpoint: Checkpoint, segment_bytes: SegmentBytes) -> WeightP
     """The plan.
 
     Raises:
-        LoadError: a tensor is missing or does not fit.
+        LoadError: a tensor is missing or does not fit, or the model is none that images are made of.
     """
+    check_served(checkpoint.config)
     num_layers = checkpoint.config.num_layers
     recorder = WeightRecorder(num_layers)
     load_weights(recorder, checkpoint)  # type: ignore[arg-type]  # only the weight half of the protocol is called

@@ -16,7 +16,7 @@ import ctypes
 from naru_worker.adapters.models.decoder import load_weights
 from naru_worker.adapters.ops import cpu_sizes
 from naru_worker.adapters.ops.cpu_device import CpuDevice, open_device
-from naru_worker.adapters.ops.cpu_pack import WeightSizer
+from naru_worker.adapters.ops.cpu_pack import WeightSizer, check_served
 from naru_worker.adapters.ops.cpu_runner import CpuRunner
 from naru_worker.adapters.ops.cpu_sizes import kv_block_bytes
 from naru_worker.adapters.ops.native_lib import best_isa, load_best, load_variant
@@ -57,6 +57,7 @@ def load_runner(checkpoint: Checkpoint, options: RunnerOptions, variant: str | N
     Raises:
         LoadError: a tensor does not fit the config, an option is out of range, or there is not enough memory.
     """
+    check_served(checkpoint.config)
     device = open_device(options.num_threads, variant)
     sizer = _sized(device.library, checkpoint)
     runner = CpuRunner(
@@ -95,6 +96,7 @@ def weight_bytes(checkpoint: Checkpoint) -> int:
     Raises:
         LoadError: a tensor does not fit the config, or the kernels cannot be built.
     """
+    check_served(checkpoint.config)
     sizer = _sized(load_best(), checkpoint)
     return sizer.arena_bytes + sizer.vector_bytes
 
@@ -105,6 +107,7 @@ def workspace_bytes(config: ModelConfig, options: RunnerOptions, *, variant: str
     Raises:
         LoadError: a size is out of range, or the kernels cannot be built.
     """
+    check_served(config)
     return cpu_sizes.workspace_bytes(load_best() if variant is None else load_variant(variant), config, options)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.cpu_pack import PackedMatrix
 from naru_worker.adapters.ops.native_lib import BufferSpec, Instruction
+from naru_worker.adapters.ops.protocol import HeadNorms
 from naru_worker.core.model_config import Activation, NormKind, RopeConfig
 
 # Numbers of `OpCode`, `NormKind` and `ActKind` in native/src.
@@ -88,8 +89,11 @@ class TapeRecorder:
         self._record(_LINEAR_ADD, dst=residual, src=x, weight=weight.id)
         return residual
 
-    def rope_kv(self, qkv: Buffer, layer: int, num_heads: int, rope: RopeConfig | None) -> Queries:
+    def rope_kv(
+        self, qkv: Buffer, layer: int, num_heads: int, rope: RopeConfig | None, norms: HeadNorms | None = None
+    ) -> Queries:
         """Rotates in place and writes keys and values; the queries stay where they are."""
+        assert norms is None, "models with norms of heads were refused"
         needed = (num_heads + 2 * self._num_kv_heads) * self._head_dim
         if qkv.width != needed:
             raise LoadError(f"layer {layer}: q, k and v have {qkv.width} rows together; {needed} are needed")

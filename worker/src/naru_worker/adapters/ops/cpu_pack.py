@@ -17,6 +17,7 @@ from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.cpu_transcode import native_tensor
 from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
 from naru_worker.adapters.weights.tensor_format import BLOCKS, tensor_bytes
+from naru_worker.core.model_config import ModelConfig
 
 FORMAT_NUMBERS: dict[TensorFormat, int] = {
     "f32": 0,
@@ -51,6 +52,21 @@ class PackedMatrix:
 def aligned(num_bytes: int) -> int:
     """Rounded up as the arena does."""
     return -(-num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+
+
+def check_served(config: ModelConfig) -> None:
+    """Refuses what native code has no instruction for.
+
+    Raises:
+        LoadError: names it, and who can serve it.
+    """
+    if config.experts is not None or config.qk_norm:
+        what = "a mixture of experts" if config.experts is not None else "norms of queries and keys"
+        raise LoadError(
+            f"the model ({config.architecture}) has {what}, which the cpu backend cannot serve; use a pool of GPUs "
+            "(backend cuda), or backend ref",
+            param="backend",
+        )
 
 
 def check_parts(parts: Sequence[RawTensor]) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from naru_proto.errors import InternalError
-from naru_worker.core.model_config import Activation, ModelConfig, NormKind, RopeConfig
+from naru_worker.core.model_config import Activation, ExpertsConfig, ModelConfig, NormKind, RopeConfig
 
 FileFormat = Literal["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k"]
 """How a tensor lies in its file. The q* ones are GGUF's block formats, byte for byte."""
@@ -193,6 +193,16 @@ class SampleOutput:
     hidden: FloatArray | None = None  # (R, hidden size) after the final norm, where it was asked for
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorms that each head's query and key pass before they turn."""
+
+    q: Any
+    """(head_dim,), a vector of the backend."""
+    k: Any
+    eps: float
+
+
 class Ops(Protocol):
     """One model's operations on one backend: weights in, graph built once by the decoder, then `run` per step."""
 
@@ -205,6 +215,9 @@ class Ops(Protocol):
 
     def table(self, tensor: RawTensor) -> Any:
         """A matrix whose rows are looked up (embedding); may share storage with `matrix` of the same tensor."""
+
+    def expert_matrix(self, experts: Sequence[Sequence[RawTensor]]) -> Any:
+        """Each expert's parts stacked by rows: one linear weight an expert, all of one shape. Copies what it needs."""
 
     # --- graph: called once (record) or each step (ref) by the decoder ----------------------------------------------
     def embed(self, table: Any) -> Any:
@@ -222,8 +235,23 @@ class Ops(Protocol):
     def linear_add(self, x: Any, weight: Any, residual: Any) -> Any:
         """Residual + X @ W.T + bias; may overwrite residual."""
 
-    def rope_kv(self, qkv: Any, layer: int, num_heads: int, rope: RopeConfig | None) -> Any:
-        """Splits (M, (num_heads + 2 num_kv_heads) head_dim) into q, k, v; rotates q and k; writes k and v to `slots`.
+    def experts(self, x: Any, router: Any, up: Any, down: Any, residual: Any | None, config: ExpertsConfig) -> Any:
+        """Residual (None: 0) + the sum of each row's experts, down(silu(gate(x)) * up(x)), each times its weight.
+
+        The softmax of x @ router.T over all experts, in float32, says both: the `num_chosen` greatest are the row's
+        experts, of two alike the first; what it is for each is its weight, over their sum if it `renormalizes`.
+
+        `router` is a matrix; `up` (gate over up) and `down` are expert matrices. May overwrite residual.
+        """
+
+    def add_gated(self, x: Any, h: Any, gate: Any, residual: Any | None) -> Any:
+        """Residual (None: 0) + sigmoid(h @ gate) * x, with a vector for `gate`; may overwrite residual."""
+
+    def rope_kv(
+        self, qkv: Any, layer: int, num_heads: int, rope: RopeConfig | None, norms: HeadNorms | None = None
+    ) -> Any:
+        """Splits (M, (num_heads + 2 num_kv_heads) head_dim) into q, k, v; norms and then rotates q and k; writes k and
+        v to `slots`.
 
         Returns q, (M, num_heads * head_dim).
         """

@@ -19,6 +19,7 @@ from naru_worker.adapters.models.decoder import DecoderWeights, forward, load_we
 from naru_worker.adapters.ops.protocol import (
     BatchInputs,
     FloatArray,
+    HeadNorms,
     KVConfig,
     Ops,
     RawTensor,
@@ -29,7 +30,7 @@ from naru_worker.adapters.ops.protocol import (
 from naru_worker.adapters.ops.ref_dequant import dequantize
 from naru_worker.adapters.ops.sampling_ref import sample
 from naru_worker.adapters.weights.checkpoint import Checkpoint
-from naru_worker.core.model_config import Activation, ModelConfig, NormKind, RopeConfig
+from naru_worker.core.model_config import Activation, ExpertsConfig, ModelConfig, NormKind, RopeConfig
 from naru_worker.core.rope import inverse_frequencies
 from naru_worker.core.weight_layout import expected_shapes
 
@@ -63,7 +64,7 @@ def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
 def workspace_bytes(config: ModelConfig, options: RunnerOptions) -> int:
     """About the activations of a step: torch takes and gives them back by itself."""
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    widths = 4 * config.hidden_size + 2 * qkv + 3 * config.intermediate_size
+    widths = 4 * config.hidden_size + 2 * qkv + 3 * config.widest_inner_size
     scores = config.num_heads * options.max_model_len
     return 4 * options.max_num_tokens * (widths + scores + config.vocab_size)
 
@@ -121,6 +122,10 @@ class RefOps:
         self._shared[tensor.name] = decoded
         return decoded
 
+    def expert_matrix(self, experts: Sequence[Sequence[RawTensor]]) -> Tensor:
+        """(num_experts, out_features, in_features)."""
+        return torch.stack([torch.cat([self._decoded(part) for part in parts]) for parts in experts])
+
     def embed(self, table: Tensor) -> Tensor:
         """(M, hidden) rows of token_ids."""
         return table[_index(self.batch.token_ids)]
@@ -133,7 +138,7 @@ class RefOps:
         """RMSNorm or LayerNorm over the last axis."""
         if kind == "layer":
             return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
-        scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+        scaled = _rms_normed(x, weight, eps)
         return scaled if bias is None else scaled + bias
 
     def linear(self, x: Tensor, weight: _Linear) -> Tensor:
@@ -144,11 +149,37 @@ class RefOps:
         """Residual + X @ W.T + bias."""
         return residual + self.linear(x, weight)
 
-    def rope_kv(self, qkv: Tensor, layer: int, num_heads: int, rope: RopeConfig | None) -> Tensor:
-        """Rotates q and k, writes k and v to the batch's slots; returns q, (M, num_heads * head_dim)."""
+    def experts(
+        self, x: Tensor, router: _Linear, up: Tensor, down: Tensor, residual: Tensor | None, config: ExpertsConfig
+    ) -> Tensor:
+        """Residual + the weighted sum of each row's experts, expert by expert."""
+        scores = self.linear(x, router).softmax(-1)
+        # A stable sort: of two experts alike the first is chosen, on every backend.
+        order = scores.argsort(dim=-1, descending=True, stable=True)[:, : config.num_chosen]
+        chosen = torch.zeros_like(scores).scatter(1, order, scores.gather(1, order))
+        if config.renormalizes:
+            chosen /= chosen.sum(-1, keepdim=True)
+        out = torch.zeros_like(x) if residual is None else residual.clone()
+        for expert in sorted(set(order.flatten().tolist())):
+            [rows] = (order == expert).any(-1).nonzero(as_tuple=True)
+            inner = self.act(x[rows] @ up[expert].T, "swiglu")
+            out[rows] += chosen[rows, expert, None] * (inner @ down[expert].T)
+        return out
+
+    def add_gated(self, x: Tensor, h: Tensor, gate: Tensor, residual: Tensor | None) -> Tensor:
+        """Residual + sigmoid(h @ gate) * x."""
+        gated = (h @ gate).sigmoid()[:, None] * x
+        return gated if residual is None else residual + gated
+
+    def rope_kv(
+        self, qkv: Tensor, layer: int, num_heads: int, rope: RopeConfig | None, norms: HeadNorms | None = None
+    ) -> Tensor:
+        """Norms and rotates q and k, writes k and v to the batch's slots; returns q, (M, num_heads * head_dim)."""
         kv = self.kv
         heads = qkv.view(len(qkv), num_heads + 2 * kv.num_kv_heads, kv.head_dim)
         q, k, v = torch.split(heads, [num_heads, kv.num_kv_heads, kv.num_kv_heads], dim=1)
+        if norms is not None:
+            q, k = _rms_normed(q, norms.q, norms.eps), _rms_normed(k, norms.k, norms.eps)
         if rope is not None:
             cos, sin = self._rotation(rope)
             q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
@@ -275,6 +306,10 @@ class RefRunner:
 
 def _index(ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:
     return torch.from_numpy(ids.astype(np.int64))
+
+
+def _rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
 from naru_worker.adapters.weights.lazy_tensor import LazyTensor
-from naru_worker.adapters.weights.tensor_format import BLOCKS, row_bytes
+from naru_worker.adapters.weights.tensor_format import BLOCKS, row_bytes, tensor_bytes
 from naru_worker.core.model_config import ModelConfig
 from naru_worker.core.weight_layout import expected_shapes
 from naru_worker.core.weight_names import TensorPlace
@@ -81,7 +81,9 @@ class MappedCheckpoint:
                 dtype = unusable.get(place.source)
                 problem = "is missing" if dtype is None else f"is {dtype}; it must be F32, F16 or BF16"
                 raise LoadError(f"{self._where}: tensor {place.source!r} {problem} ({name})", param=place.source)
-            self._check_shape(place, source, shape)
+            if place.part is not None:
+                source = self._part(source, *place.part, shape)
+            self._check_shape(place, source, shape, needs_floats=len(shape) == 1 or name.endswith(".router"))
             used.add(place.source)
             self._entries[name] = _Entry(place, source)
         self.ignored_tensors = tuple(sorted((set(tensors) | set(unusable)) - used))
@@ -118,7 +120,20 @@ class MappedCheckpoint:
         first = self._files[0].path
         return str(first if len(self._files) == 1 else first.parent)
 
-    def _check_shape(self, place: TensorPlace, source: RawTensor, expected: tuple[int, ...]) -> None:
+    def _part(self, source: RawTensor, index: int, count: int, expected: tuple[int, ...]) -> RawTensor:
+        """One of `count` tensors that lie one behind the other in the file's: a view."""
+        if len(source.shape) != len(expected) + 1 or source.shape[0] != count:
+            raise LoadError(
+                f"{self._where}: tensor {source.name!r} has shape {source.shape}, but the config needs "
+                f"{(count, *expected)}",
+                param=source.name,
+            )
+        size = tensor_bytes(source.format, source.shape[1:])
+        return RawTensor(source.name, source.format, source.shape[1:], source.data[index * size : (index + 1) * size])
+
+    def _check_shape(
+        self, place: TensorPlace, source: RawTensor, expected: tuple[int, ...], *, needs_floats: bool
+    ) -> None:
         shape = source.shape
         if place.transposed:
             if BLOCKS[source.format][0] != 1:
@@ -134,9 +149,10 @@ class MappedCheckpoint:
                 f"{full[::-1] if place.transposed else full}",
                 param=place.source,
             )
-        if len(expected) == 1 and BLOCKS[source.format][0] != 1:
+        if needs_floats and BLOCKS[source.format][0] != 1:
             raise LoadError(
-                f"{self._where}: tensor {place.source!r} is {source.format}; a vector must be f32, f16 or bf16",
+                f"{self._where}: tensor {place.source!r} is {source.format}; a vector or a router must be f32, f16 or "
+                "bf16",
                 param=place.source,
             )
 

@@ -5,7 +5,8 @@ Loaded by name like any backend (`load_runner`, `weight_bytes`, `kv_block_bytes`
 
 Where weights are quantized in groups, a token's result depends on its kind (prompt or generated) and on its sequence
 alone; products with 16-bit weights, and of 8-bit floats on both sides, are cuBLAS's, whose order of additions may
-change with the number of rows.
+change with the number of rows. Routers and experts add in an order of their own, whatever their weights are: they
+never change an answer by who is in the batch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from naru_worker.adapters.models.decoder import load_weights
 from naru_worker.adapters.ops.cuda.checkpoint_weights import WeightSizer
 from naru_worker.adapters.ops.cuda.device import open_gpu
+from naru_worker.adapters.ops.cuda.experts import mixing_bytes
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type
 from naru_worker.adapters.ops.cuda.runner import CudaRunner
 from naru_worker.adapters.ops.protocol import KVConfig, RunnerOptions
@@ -59,6 +61,7 @@ def workspace_bytes(config: ModelConfig, options: RunnerOptions) -> int:
     """About the activations of a step: torch's allocator takes and keeps them."""
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     widths = 4 * config.hidden_size + 2 * qkv + 3 * config.intermediate_size
+    mixing = mixing_bytes(options.max_num_tokens, config, _ACTIVATION_BYTES)
     rotations = 4 * options.max_model_len * config.head_dim
     logits = options.max_num_seqs * config.vocab_size * _LOGIT_BYTES
-    return options.max_num_tokens * widths * _ACTIVATION_BYTES + logits + rotations
+    return options.max_num_tokens * widths * _ACTIVATION_BYTES + mixing + logits + rotations

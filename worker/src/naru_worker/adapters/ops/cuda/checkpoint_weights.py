@@ -10,6 +10,7 @@ from torch import Tensor
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.cuda.device import GpuDevice
+from naru_worker.adapters.ops.cuda.expert_weights import ExpertRows, expert_bytes, pack_experts
 from naru_worker.adapters.ops.cuda.memory.errors import OutOfDeviceMemory
 from naru_worker.adapters.ops.cuda.weights import (
     Capability,
@@ -62,6 +63,14 @@ class DeviceWeights:
         """A matrix whose rows are looked up."""
         return self.matrix([tensor], [None])
 
+    def expert_matrix(self, experts: Sequence[Sequence[RawTensor]]) -> ExpertRows:
+        """Stacks each expert's parts by rows.
+
+        Raises:
+            LoadError: parts do not fit one another, a value does not fit its type, or the GPU has no room.
+        """
+        return pack_experts(experts, self._gpu.activation_dtype).placed(self._place)
+
     def _place(self, tensor: Tensor) -> Tensor:
         try:
             return self._put(tensor)
@@ -101,3 +110,11 @@ class WeightSizer:
     def table(self, tensor: RawTensor) -> None:
         """Counts a table, which shares the storage of a matrix."""
         self.matrix([tensor], [None])
+
+    def expert_matrix(self, experts: Sequence[Sequence[RawTensor]]) -> None:
+        """Counts what all experts have.
+
+        Raises:
+            LoadError: parts do not fit one another.
+        """
+        self.num_bytes += expert_bytes(experts, self._dtype)

@@ -6,10 +6,14 @@ launches depend on shapes and on the numbers of `StepTensors` only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from naru_worker.adapters.ops.cuda.device import GpuDevice
+from naru_worker.adapters.ops.cuda.expert_weights import ExpertRows
+from naru_worker.adapters.ops.cuda.experts import mix_experts
 from naru_worker.adapters.ops.cuda.kernels.act import act
 from naru_worker.adapters.ops.cuda.kernels.attention_decode import (
     attention_decode,
@@ -18,6 +22,7 @@ from naru_worker.adapters.ops.cuda.kernels.attention_decode import (
     split_tokens,
 )
 from naru_worker.adapters.ops.cuda.kernels.attention_prefill import attention_prefill
+from naru_worker.adapters.ops.cuda.kernels.gated_add import gated_add
 from naru_worker.adapters.ops.cuda.kernels.gemm_groups import Regime
 from naru_worker.adapters.ops.cuda.kernels.group_layout import GroupRows
 from naru_worker.adapters.ops.cuda.kernels.norm import norm
@@ -26,9 +31,9 @@ from naru_worker.adapters.ops.cuda.kv_views import LayerCache
 from naru_worker.adapters.ops.cuda.linear import linear
 from naru_worker.adapters.ops.cuda.step_tensors import StepTensors
 from naru_worker.adapters.ops.cuda.table_rows import table_rows
-from naru_worker.adapters.ops.cuda.weights import LinearWeight
-from naru_worker.adapters.ops.protocol import KVConfig
-from naru_worker.core.model_config import Activation, NormKind, RopeConfig
+from naru_worker.adapters.ops.cuda.weights import DenseRows, LinearWeight
+from naru_worker.adapters.ops.protocol import HeadNorms, KVConfig
+from naru_worker.core.model_config import Activation, ExpertsConfig, NormKind, RopeConfig
 from naru_worker.core.rope import inverse_frequencies
 
 
@@ -75,8 +80,34 @@ class CudaOps:
         """Residual + X @ W.T + bias, in place."""
         return self._linear(x, weight, residual)
 
-    def rope_kv(self, qkv: Tensor, layer: int, num_heads: int, rope: RopeConfig | None) -> Tensor:
-        """Rotates q and k, writes k and v to the step's slots; returns q, (M, num_heads, head_dim)."""
+    def experts(
+        self,
+        x: Tensor,
+        router: LinearWeight,
+        up: ExpertRows,
+        down: ExpertRows,
+        residual: Tensor | None,
+        config: ExpertsConfig,
+    ) -> Tensor:
+        """Residual + the weighted sum of each row's experts, in place."""
+        [chooser] = router.segments
+        assert isinstance(chooser, DenseRows), "checkpoints refuse others"
+        out = torch.empty_like(x) if residual is None else residual
+        for rows, regime in self._kinds(len(x)):
+            mix_experts(
+                x[rows], chooser.values, up, down, config, regime=regime,
+                residual=None if residual is None else residual[rows], out=out[rows], arch=self._gpu.arch,
+            )  # fmt: skip
+        return out
+
+    def add_gated(self, x: Tensor, h: Tensor, gate: Tensor, residual: Tensor | None) -> Tensor:
+        """Residual + sigmoid(h @ gate) * x, in place."""
+        return gated_add(x, h, gate, residual=residual, out=residual)
+
+    def rope_kv(
+        self, qkv: Tensor, layer: int, num_heads: int, rope: RopeConfig | None, norms: HeadNorms | None = None
+    ) -> Tensor:
+        """Norms and rotates q and k, writes k and v to the step's slots; returns q, (M, num_heads, head_dim)."""
         cache = self._caches[layer]
         q = torch.empty((len(qkv), num_heads, self._kv.head_dim), dtype=qkv.dtype, device=qkv.device)
         rope_kv(
@@ -88,6 +119,9 @@ class CudaOps:
             cache.keys,
             cache.values,
             num_heads=num_heads,
+            q_norm=None if norms is None else norms.q,
+            k_norm=None if norms is None else norms.k,
+            eps=0.0 if norms is None else norms.eps,
             key_scales=cache.key_scales,
             value_scales=cache.value_scales,
         )
@@ -158,18 +192,23 @@ class CudaOps:
 
     def _linear(self, x: Tensor, weight: LinearWeight, residual: Tensor | None) -> Tensor:
         """Each kind of rows by its own kernel: neither may depend on how many there are of the other."""
-        first = len(x) if self._is_gathered else self.step.num_generated
         out = residual
         if out is None:
             out = torch.empty((len(x), weight.num_rows), dtype=x.dtype, device=x.device)
         if not any(isinstance(segment, GroupRows) for segment in weight.segments):
             return linear(x, weight, regime="prompt", residual=residual, out=out, arch=self._gpu.arch)
-        kinds: tuple[tuple[slice, Regime], ...] = ((slice(0, first), "generated"), (slice(first, len(x)), "prompt"))
-        for rows, regime in kinds:
-            if rows.stop > rows.start:
-                part = None if residual is None else residual[rows]
-                linear(x[rows], weight, regime=regime, residual=part, out=out[rows], arch=self._gpu.arch)
+        for rows, regime in self._kinds(len(x)):
+            part = None if residual is None else residual[rows]
+            linear(x[rows], weight, regime=regime, residual=part, out=out[rows], arch=self._gpu.arch)
         return out
+
+    def _kinds(self, num_rows: int) -> Iterator[tuple[slice, Regime]]:
+        """Runs of rows of one kind, as many as there are."""
+        first = num_rows if self._is_gathered else self.step.num_generated
+        if first:
+            yield slice(0, first), "generated"
+        if num_rows > first:
+            yield slice(first, num_rows), "prompt"
 
     def _rotation(self, rope: RopeConfig) -> Tensor:
         """Cosines and then sines of all positions, (max_positions, rotary_dim) float32."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from naru_worker.adapters.ops.protocol import Ops, RawTensor
+from naru_worker.adapters.ops.protocol import HeadNorms, Ops, RawTensor
 from naru_worker.adapters.ops.tensor_parallel.collectives import Collectives
-from naru_worker.core.model_config import Activation, NormKind, RopeConfig
+from naru_worker.core.model_config import Activation, ExpertsConfig, NormKind, RopeConfig
 
 
 class ParallelOps:
@@ -34,6 +34,10 @@ class ParallelOps:
         """As the backend has it."""
         return self._inner.table(tensor)
 
+    def expert_matrix(self, experts: Sequence[Sequence[RawTensor]]) -> Any:
+        """As the backend has it; every rank has a part of each expert."""
+        return self._inner.expert_matrix(experts)
+
     def embed(self, table: Any) -> Any:
         """Of the whole table, the same on all ranks."""
         return self._inner.embed(table)
@@ -54,9 +58,21 @@ class ParallelOps:
         """The whole output: what the ranks have adds up, and the residual comes in once, behind it."""
         return self._collectives.add(self._inner.linear(x, weight), residual)
 
-    def rope_kv(self, qkv: Any, layer: int, num_heads: int, rope: RopeConfig | None) -> Any:
+    def experts(self, x: Any, router: Any, up: Any, down: Any, residual: Any | None, config: ExpertsConfig) -> Any:
+        """The whole output: all ranks choose the same experts, and what they have of them adds up."""
+        assert residual is not None, "the decoder adds to one"
+        return self._collectives.add(self._inner.experts(x, router, up, down, None, config), residual)
+
+    def add_gated(self, x: Any, h: Any, gate: Any, residual: Any | None) -> Any:
+        """The whole output, of a part of x on each rank."""
+        assert residual is not None, "the decoder adds to one"
+        return self._collectives.add(self._inner.add_gated(x, h, gate, None), residual)
+
+    def rope_kv(
+        self, qkv: Any, layer: int, num_heads: int, rope: RopeConfig | None, norms: HeadNorms | None = None
+    ) -> Any:
         """Of the rank's heads."""
-        return self._inner.rope_kv(qkv, layer, num_heads, rope)
+        return self._inner.rope_kv(qkv, layer, num_heads, rope, norms)
 
     def attention(self, q: Any, layer: int, scale: float, window: int | None) -> Any:
         """Of the rank's heads."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.protocol import RawTensor
-from naru_worker.adapters.ops.tensor_parallel.sharding import Shard, shard_of
+from naru_worker.adapters.ops.tensor_parallel.sharding import InnerBlocks, Shard, shard_of
 from naru_worker.adapters.weights.checkpoint import Checkpoint
 from naru_worker.adapters.weights.lazy_tensor import LazyTensor
 from naru_worker.adapters.weights.tensor_format import BLOCKS, row_bytes
@@ -23,16 +23,14 @@ class ShardedCheckpoint:
     """Implements `Checkpoint` over another one, which it closes."""
 
     def __init__(self, whole: Checkpoint, rank: int, size: int, *, is_sizes_only: bool = False) -> None:
-        """Looks at how the columns of the MLP lie in the file. `is_sizes_only`: columns are zeros that take no memory.
+        """Looks at how columns of MLPs and experts lie in the file. `is_sizes_only`: columns are zeros without memory.
 
         Raises:
             LoadError: the model cannot be split into so many parts.
         """
         self._whole = whole
         self._columns = _blank_columns if is_sizes_only else _columns
-        downs = (whole.get(f"layers.{i}.down") for i in range(whole.config.num_layers))
-        inner_block = math.lcm(*(BLOCKS[down.format][0] for down in downs))
-        self.shard: Shard = shard_of(whole.config, rank, size, inner_block)
+        self.shard: Shard = shard_of(whole.config, rank, size, _inner_blocks(whole))
         self.config = self.shard.config
         self.chat_template = whole.chat_template
 
@@ -65,11 +63,12 @@ class ShardedCheckpoint:
             return _rows(tensor, shard.heads, width)
         if part in _KEY_VALUE:
             return _rows(tensor, shard.kv_heads, width)
-        if part in _INNER:
-            return _rows(tensor, shard.inner)
         if part == "o":
             return self._columns(tensor, shard.heads, width)
-        return self._columns(tensor, shard.inner, 1) if part == "down" else tensor
+        inner = shard.expert_inner if ".experts." in name else shard.shared_inner if ".shared." in name else shard.inner
+        if part in _INNER:
+            return _rows(tensor, inner)
+        return self._columns(tensor, inner, 1) if part == "down" else tensor
 
     def sizes(self) -> ShardedCheckpoint:
         """The same without the data of columns, which need not be read to know what they will take."""
@@ -86,6 +85,24 @@ class ShardedCheckpoint:
         if isinstance(rows, LazyTensor):
             return rows.renamed("lm_head")
         return RawTensor("lm_head", rows.format, rows.shape, rows.data)
+
+
+def _inner_blocks(whole: Checkpoint) -> InnerBlocks:
+    """Of all layers together."""
+    config, plain, expert, shared = whole.config, [1], [1], [1]
+    for i in range(config.num_layers):
+        experts = config.experts_of(i)
+        if experts is None:
+            plain.append(_block_columns(whole, f"layers.{i}.down"))
+            continue
+        expert += [_block_columns(whole, f"layers.{i}.experts.{e}.down") for e in range(experts.num_experts)]
+        if experts.shared_size:
+            shared.append(_block_columns(whole, f"layers.{i}.shared.down"))
+    return InnerBlocks(math.lcm(*plain), math.lcm(*expert), math.lcm(*shared))
+
+
+def _block_columns(whole: Checkpoint, name: str) -> int:
+    return BLOCKS[whole.get(name).format][0]
 
 
 def _rows(tensor: RawTensor, part: range, unit: int = 1) -> RawTensor:

@@ -24,6 +24,10 @@ class Shard:
     """Where there are fewer than ranks, several ranks have the same one."""
     inner: range
     """Columns of the MLP's inner layer; ranks may have unequally many."""
+    expert_inner: range
+    """Columns of each expert's inner layer, the same of all experts; empty where there are none."""
+    shared_inner: range
+    """Columns of the shared expert's inner layer."""
     vocab: range
     """Rows of the head; the first ranks may have one more."""
     config: ModelConfig
@@ -31,8 +35,20 @@ class Shard:
     `vocab_size` stays that of the embedding."""
 
 
-def shard_of(config: ModelConfig, rank: int, size: int, inner_block: int = 1) -> Shard:
-    """The part of a rank; `inner_block`: how many columns of `down` cannot be parted, as they share a scale.
+@dataclass(frozen=True, slots=True)
+class InnerBlocks:
+    """How many columns of `down` cannot be parted, as they share a scale."""
+
+    plain: int = 1
+    expert: int = 1
+    shared: int = 1
+
+
+_NO_BLOCKS = InnerBlocks()
+
+
+def shard_of(config: ModelConfig, rank: int, size: int, blocks: InnerBlocks = _NO_BLOCKS) -> Shard:
+    """The part of a rank. Experts are not shared out: each rank has some columns of all of them.
 
     Raises:
         LoadError: the model cannot be split into so many parts.
@@ -50,34 +66,49 @@ def shard_of(config: ModelConfig, rank: int, size: int, inner_block: int = 1) ->
     else:
         first = rank * config.num_kv_heads // size
         kv_heads = range(first, first + 1)
-    num_units = config.intermediate_size // inner_block
-    assert num_units * inner_block == config.intermediate_size, "a row of a file is whole blocks"
-    if num_units < size:
-        raise LoadError(
-            f"intermediate_size is {config.intermediate_size}, in blocks of {inner_block} columns that share a scale: "
-            f"too few for {size} ranks; use at most {num_units}, or a file with smaller blocks",
-            param="tensor_parallel_size",
-        )
     if config.vocab_size < size:
         raise _cannot("vocab_size", config.vocab_size, size, "at most vocab_size")
-    units = _part(num_units, rank, size)
-    inner = range(units.start * inner_block, units.stop * inner_block)
+    inner, expert_inner, shared_inner, experts = range(0), range(0), range(0), config.experts
+    if experts is None or len(experts.layers) < config.num_layers:
+        inner = _inner("intermediate_size", config.intermediate_size, blocks.plain, rank, size)
+    if experts is not None:
+        expert_inner = _inner("the size of an expert", experts.inner_size, blocks.expert, rank, size)
+        if experts.shared_size:
+            shared_inner = _inner("the size of the shared expert", experts.shared_size, blocks.shared, rank, size)
+        experts = replace(experts, inner_size=len(expert_inner), shared_size=len(shared_inner))
     return Shard(
         rank=rank,
         size=size,
         heads=heads,
         kv_heads=kv_heads,
         inner=inner,
+        expert_inner=expert_inner,
+        shared_inner=shared_inner,
         vocab=_part(config.vocab_size, rank, size),
         config=replace(
             config,
             num_heads=len(heads),
             num_kv_heads=len(kv_heads),
             intermediate_size=len(inner),
+            experts=experts,
             tie_word_embeddings=False,
             o_bias=config.o_bias and rank == 0,
         ),
     )
+
+
+def _inner(name: str, width: int, block: int, rank: int, size: int) -> range:
+    """Whole blocks of an inner layer."""
+    num_units = width // block
+    assert num_units * block == width, "a row of a file is whole blocks"
+    if num_units < size:
+        raise LoadError(
+            f"{name} is {width}, in blocks of {block} columns that share a scale: "
+            f"too few for {size} ranks; use at most {num_units}, or a file with smaller blocks",
+            param="tensor_parallel_size",
+        )
+    units = _part(num_units, rank, size)
+    return range(units.start * block, units.stop * block)
 
 
 def _part(total: int, rank: int, size: int) -> range:

@@ -42,8 +42,11 @@ def _activated(row, at, width, KIND: tl.constexpr):
 
 
 @triton.jit
-def _act_kernel(x, out, width, x_stride, out_stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _act_kernel(x, out, used, width, x_stride, out_stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
+    if used is not None:
+        if tl.load(used + row) < 0:
+            return
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     value = _activated(x + row * x_stride, at, width, KIND)
     tl.store(out + row * out_stride + at, value.to(out.dtype.element_ty), mask=at < width)
@@ -63,7 +66,14 @@ def _act_fp8_kernel(x, out, scales, width, x_stride, out_stride, KIND: tl.conste
         tl.store(out + row * out_stride + at, to_fp8(value * factor), mask=at < width)
 
 
-def act(x: Tensor, kind: Activation, *, out: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
+def act(
+    x: Tensor,
+    kind: Activation,
+    *,
+    out: Tensor | None = None,
+    scales: Tensor | None = None,
+    used: Tensor | None = None,
+) -> Tensor:
     """Swiglu: silu(x[:, :n / 2]) * x[:, n / 2:]; the gelus: elementwise.
 
     Args:
@@ -71,7 +81,9 @@ def act(x: Tensor, kind: Activation, *, out: Tensor | None = None, scales: Tenso
         kind: Which.
         out: (M, n / 2) of swiglu, (M, n) of the others, last stride 1; made like x (with `scales`: fp8 e4m3) if None.
         scales: (M,) or (M, 1) float32, contiguous; with them the result is fp8 and has to be multiplied by its row's.
+        used: (M,) int32; rows where it is below 0 are neither read nor written. Not with `scales`.
     """
+    assert scales is None or used is None
     num_rows, width = x.shape[0], x.shape[1] // 2 if kind == "swiglu" else x.shape[1]
     if out is None:
         dtype = x.dtype if scales is None else torch.float8_e4m3fn
@@ -81,7 +93,7 @@ def act(x: Tensor, kind: Activation, *, out: Tensor | None = None, scales: Tenso
     strides, constants = (x.stride(0), out.stride(0)), {"KIND": _KINDS[kind]}
     if scales is None:
         grid = (num_rows, triton.cdiv(width, ELEMENTS_PER_PROGRAM))
-        _act_kernel[grid](x, out, width, *strides, **constants, BLOCK=ELEMENTS_PER_PROGRAM, num_warps=_NUM_WARPS)
+        _act_kernel[grid](x, out, used, width, *strides, **constants, BLOCK=ELEMENTS_PER_PROGRAM, num_warps=_NUM_WARPS)
     else:
         _act_fp8_kernel[(num_rows,)](
             x, out, scales, width, *strides, **constants, BLOCK=ELEMENTS_PER_TURN, num_warps=_NUM_WARPS_OF_ROWS
@@ -90,25 +102,18 @@ def act(x: Tensor, kind: Activation, *, out: Tensor | None = None, scales: Tenso
 
 
 def compile_cases(arch: int) -> Iterator[CompileCase]:
-    """Every kind and type."""
+    """Every kind and type; rows of experts, of which some are unused, are swiglu's."""
+    for dtype in ("fp16", "bf16"):
+        yield _act_case(arch, dtype, "swiglu", has_used=True)
     for kind, number in _KINDS.items():
         for dtype in ("fp16", "bf16", "fp32"):
-            yield CompileCase(
-                name=f"act/{dtype}/{kind}",
-                kernel=_act_kernel,
-                arch=arch,
-                signature=_signature(dtype, dtype, has_scales=False),
-                constexprs={"KIND": number, "BLOCK": ELEMENTS_PER_PROGRAM},
-                num_warps=_NUM_WARPS,
-                num_stages=3,
-                aligned=("x", "out", "width", "x_stride", "out_stride"),
-            )
+            yield _act_case(arch, dtype, kind, has_used=False)
             if arch in FP8_ARCHITECTURES and dtype != "fp32":
                 yield CompileCase(
                     name=f"act/{dtype}/{kind}/fp8",
                     kernel=_act_fp8_kernel,
                     arch=arch,
-                    signature=_signature(dtype, "fp8e4nv", has_scales=True),
+                    signature=_signature(dtype, "fp8e4nv", {"scales": "*fp32"}),
                     constexprs={"KIND": number, "BLOCK": ELEMENTS_PER_TURN},
                     num_warps=_NUM_WARPS_OF_ROWS,
                     num_stages=3,
@@ -116,7 +121,22 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
                 )
 
 
-def _signature(dtype: str, out: str, *, has_scales: bool) -> dict[str, str]:
-    signature = {"x": f"*{dtype}", "out": f"*{out}"} | ({"scales": "*fp32"} if has_scales else {})
+def _act_case(arch: int, dtype: str, kind: Activation, *, has_used: bool) -> CompileCase:
+    constants = {"KIND": _KINDS[kind], "BLOCK": ELEMENTS_PER_PROGRAM}
+    used = {"used": "*i32" if has_used else "constexpr"}
+    return CompileCase(
+        name=f"act/{dtype}/{kind}" + "/used" * has_used,
+        kernel=_act_kernel,
+        arch=arch,
+        signature=_signature(dtype, dtype, used),
+        constexprs=constants if has_used else {"used": None, **constants},
+        num_warps=_NUM_WARPS,
+        num_stages=3,
+        aligned=("x", "out", *(("used",) if has_used else ()), "width", "x_stride", "out_stride"),
+    )
+
+
+def _signature(dtype: str, out: str, third: dict[str, str]) -> dict[str, str]:
+    signature = {"x": f"*{dtype}", "out": f"*{out}", **third}
     signature |= dict.fromkeys(("width", "x_stride", "out_stride"), "i32")
     return signature | {"KIND": "constexpr", "BLOCK": "constexpr"}

@@ -21,6 +21,8 @@ _BLOCK = 256
 _EXPERTS = 128
 """Experts whose counts are looked at together, at least: a power of two, and one code for nearly all models."""
 _NUM_WARPS = 4
+_ALIGNED = 4
+"""32-bit numbers of 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,11 @@ def schedule_experts(experts: Tensor, num_experts: int, *, tile_tokens: int) -> 
     num_pairs, device = experts.numel(), experts.device
     tiles = max_tiles(num_pairs, num_experts, tile_tokens)
     counts = torch.empty(num_experts, dtype=torch.int32, device=device)
-    pairs = torch.full((tiles * tile_tokens,), -1, dtype=torch.int32, device=device)
-    slot_of_pair = torch.full((num_pairs,), -1, dtype=torch.int32, device=device)
-    tile_experts = torch.full((tiles,), -1, dtype=torch.int32, device=device)
+    # One table, so that it is cleared by one launch; what kernels are given starts at a multiple of 16 bytes.
+    slots, padded = tiles * tile_tokens, -(-tiles // _ALIGNED) * _ALIGNED
+    assert tile_tokens % _ALIGNED == 0
+    table = torch.full((slots + padded + num_pairs,), -1, dtype=torch.int32, device=device)
+    pairs, tile_experts, slot_of_pair = table[:slots], table[slots : slots + tiles], table[slots + padded :]
     if num_pairs:
         _count_kernel[(num_experts,)](experts, counts, num_pairs, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
         _scatter_kernel[(num_experts,)](

@@ -183,9 +183,9 @@ def combine_experts(
 
 
 def compile_cases(arch: int) -> Iterator[CompileCase]:
-    """All kinds of weights and types; sums of 2 (Mixtral) and 8 (Qwen) experts."""
+    """All kinds of weights and types; sums of 2 (Mixtral), 4 (Qwen 1.5) and 8 (Qwen 2 and 3) experts."""
     for dtype in ("fp16", "bf16"):
-        for top_k in (2, 8):
+        for top_k in (2, 4, 8):
             yield _combine_case(arch, dtype, top_k)
         for kind in (None, *(kind for kind in KINDS if kind.group <= 32)):
             for regime, tile in _TILES[arch].items():
