@@ -55,6 +55,17 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_mixture_says_what_of_its_weights_a_token_meets() -> None:
+    done = run("qwen3-30b-a3b", "--roofline", "--gpu", "h200")
+    lines = done.output.splitlines()
+    assert lines[0] == (
+        "qwen3-30b-a3b: weights 57 GiB (bf16), 6.2 GiB of them for a token, KV cache 96 KiB a token (float16)"
+    )
+    assert sum(line.startswith("experts: ") for line in lines) == 2 * 4
+    found = json.loads(run("qwen3-30b-a3b", "--gpu", "h200", "-o", "json").output)
+    assert (found["weight_bytes"], found["active_weight_bytes"]) == (2 * 30_532_122_624, 2 * 3_353_032_704)
+
+
 def test_a_known_model_is_planned_for_both_gpus_with_the_kernels_times() -> None:
     done = run("llama-3.1-8b", "--roofline")
     assert done.exit_code == 0

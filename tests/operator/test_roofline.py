@@ -8,11 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from naru_operator.core.roofline.experts import experts_hit
 from naru_operator.core.roofline.formats import KV_FORMATS, WEIGHTS, Weights, kv_token_bytes, weights_named
 from naru_operator.core.roofline.gpus import GPUS, Gpu, gpus_named
-from naru_operator.core.roofline.kernels import Step, attended, step_work
+from naru_operator.core.roofline.kernels import attended, step_work
 from naru_operator.core.roofline.models import MODELS, Model
-from naru_operator.core.roofline.prediction import StepTime, decode_time, fit, prefill_time, step_time
+from naru_operator.core.roofline.prediction import (
+    StepTime,
+    active_weight_bytes,
+    decode_time,
+    fit,
+    prefill_time,
+    step_time,
+)
+from naru_operator.core.roofline.work import Step
 from naru_proto.errors import InvalidRequest
 from naru_proto.shapes import num_parameters
 
@@ -52,6 +61,9 @@ def by_name(step: StepTime) -> dict[str, float]:
         ("qwen2.5-32b", 32.764),
         ("qwen2.5-72b", 72.706),
         ("smollm2-135m", 0.1345),
+        ("mixtral-8x7b", 46.703),
+        ("qwen3-30b-a3b", 30.532),
+        ("qwen3-235b-a22b", 235.094),
     ],
 )
 def test_known_models_have_their_published_number_of_parameters(name: str, billions: float) -> None:
@@ -95,6 +107,63 @@ def test_attention_reads_every_cached_key_and_value_once() -> None:
     assert kv_token_bytes(8, 128, "float16") == 4096
     assert kv_token_bytes(8, 128, "fp8") == 2048
     assert kv_token_bytes(8, 128, "int8") == 2 * 8 * (128 + 4)
+
+
+def test_tokens_hit_as_many_experts_as_independent_choices_do() -> None:
+    assert [experts_hit(8, 2, tokens) for tokens in (0, 1, 2, 3)] == [0.0, 2.0, 3.5, 4.625]
+    # 1 - (15 / 16) ** 16 = 0.64393
+    assert experts_hit(128, 8, 16) == pytest.approx(82.423, abs=1e-3)
+    assert experts_hit(8, 8, 1) == 8.0 and experts_hit(128, 8, 4096) == pytest.approx(128.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    # All but 6 of 8 experts of 3 x 14336 x 4096 weights in 32 layers; but 120 of 128 of 3 x 768 x 2048 in 48.
+    [("mixtral-8x7b", 46_702_792_704 - 33_822_867_456), ("qwen3-30b-a3b", 30_532_122_624 - 27_179_089_920)],
+)
+def test_a_token_meets_the_weights_of_its_experts_only(name: str, active: int) -> None:
+    model = MODELS[name]
+    assert active_weight_bytes(model, BF16) == 2 * active
+    step = decode_time(model, BF16, "float16", H100, batch=1, context=1)
+    # Of the embedding one row is read; activations and choices are little.
+    read = 2 * (active - model.shape.vocab_size * model.shape.hidden_size)
+    assert read < sum(kernel.work.bytes for kernel in step.kernels) < 1.01 * read
+    assert fit(model, BF16, "float16", H100).weight_bytes == 2 * num_parameters(model.shape)
+    assert active_weight_bytes(LLAMA, BF16) == fit(LLAMA, BF16, "float16", H100).weight_bytes
+
+
+def test_two_tokens_of_a_mixture_read_what_they_are_expected_to_hit() -> None:
+    times = by_name(decode_time(MODELS["mixtral-8x7b"], BF16, "float16", H100, batch=2, context=1))
+    # 32 layers of 3.5 experts of 8; 2 tokens of 2 experts each, with 14336 columns coming and 4096 going.
+    weights, rest = 3.5 * 2 * 4096 * 14_336, 2 * 2 * 2 * (4096 + 14_336)
+    assert times["experts: down"] == pytest.approx(32 * (weights + rest) / 3.35e12)
+    weights, rest = 2 * weights, 2 * 2 * 2 * (4096 + 2 * 14_336)
+    assert times["experts: gate, up"] == pytest.approx(32 * (weights + rest) / 3.35e12)
+    assert "gate, up" not in times and "down" not in times
+    # The router has 8 x 4096 weights; each of two tokens is read, and leaves two choices of 8 bytes.
+    assert times["router"] == pytest.approx(32 * (2 * 8 * 4096 + 2 * 2 * 4096 + 2 * 2 * 8) / 3.35e12)
+
+
+def test_a_long_prompt_computes_its_experts_and_no_more() -> None:
+    step = prefill_time(MODELS["mixtral-8x7b"], BF16, "float16", H100, prompt=8192)
+    [down] = [kernel for kernel in step.kernels if kernel.work.name == "experts: down"]
+    # The last layer goes on with one token. In all but it every expert is read.
+    assert down.work.operations == 2 * (31 * 8192 + 1) * 2 * 4096 * 14_336
+    assert down.bound == "compute" and down.seconds == pytest.approx(down.work.operations / 989.4e12)
+    # FP8 weights of experts are widened on their way.
+    small = prefill_time(MODELS["mixtral-8x7b"], FP8, "float16", H100, prompt=8192)
+    assert by_name(small)["experts: down"] == down.seconds
+
+
+def test_layers_with_a_plain_mlp_and_shared_experts_have_their_own_kernels() -> None:
+    shape = replace(MODELS["qwen3-30b-a3b"].shape, num_plain_layers=8, shared_expert_size=512, intermediate_size=6144)
+    model = Model("mixed", shape, 4096)
+    works = {work.name: work for work in step_work(model, BF16, "float16", Step(1, 100, 0))}
+    assert works["down"].launches == 8 and works["down"].operations == 2 * 8 * 100 * 6144 * 2048
+    assert works["experts: down"].launches == works["shared: down"].launches == 40
+    assert works["experts: down"].operations == 2 * (39 * 100 + 1) * 8 * 768 * 2048
+    assert works["shared: down"].operations == 2 * (39 * 100 + 1) * 512 * 2048
+    assert works["norm"].launches == 97
 
 
 @pytest.mark.parametrize("gpu", [H100, H200])

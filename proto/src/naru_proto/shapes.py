@@ -96,6 +96,18 @@ class ModelShape:
     has_mlp_bias: bool = False
     num_learned_positions: int = 0
     """Rows of a learned position table; 0 where positions are rotary."""
+    has_qk_norm: bool = False
+    """Whether each head's query and key pass a norm."""
+    num_experts: int = 0
+    """Of each layer that has experts in place of an MLP; 0: no layer has. Experts are gated."""
+    num_chosen_experts: int = 0
+    """That a token goes through."""
+    expert_size: int = 0
+    """Width of one expert's inner layer."""
+    shared_expert_size: int = 0
+    """Width of the inner layer of an expert that all tokens go through; 0: there is none."""
+    num_plain_layers: int = 0
+    """Layers with a plain MLP beside those with experts."""
 
     def __post_init__(self) -> None:
         """Refuses shapes no model has."""
@@ -116,6 +128,22 @@ class ModelShape:
                 "correct one of them",
                 param="num_kv_heads",
             )
+        if self.num_experts:
+            self._check_experts()
+
+    def _check_experts(self) -> None:
+        for name, low, high in (
+            ("num_chosen_experts", 1, self.num_experts),
+            ("expert_size", 1, 2**31),
+            ("num_plain_layers", 0, self.num_layers - 1),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise InvalidRequest(f"{name} is {getattr(self, name)!r}: it must be from {low} to {high}", param=name)
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers that have experts."""
+        return self.num_layers - self.num_plain_layers if self.num_experts else 0
 
     @property
     def q_size(self) -> int:
@@ -142,40 +170,50 @@ class Footprint:
         return self.weight_bytes + self.kv_bytes + self.workspace_bytes
 
 
-def layer_matrices(shape: ModelShape) -> tuple[tuple[int, int], ...]:
-    """(rows, columns) of one layer's matrices: q, k, v, o, then the MLP's."""
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    ups = ((inner, hidden),) * (2 if shape.mlp == "gated" else 1)
-    attention = ((shape.q_size, hidden), (shape.kv_size, hidden), (shape.kv_size, hidden), (hidden, shape.q_size))
-    return (*attention, *ups, (hidden, inner))
+def matrices(shape: ModelShape) -> tuple[tuple[int, int, int], ...]:
+    """(how many, rows, columns) of the matrices of all layers, routers left out."""
+    hidden, num_layers, num_sparse = shape.hidden_size, shape.num_layers, shape.num_expert_layers
+    found = [(num_layers, shape.q_size, hidden), (2 * num_layers, shape.kv_size, hidden)]
+    found.append((num_layers, hidden, shape.q_size))
+    num_ups = 2 if shape.mlp == "gated" else 1
+    for count, inner, ups in (
+        (num_layers - num_sparse, shape.intermediate_size, num_ups),
+        (num_sparse * shape.num_experts, shape.expert_size, 2),
+        (num_sparse if shape.shared_expert_size else 0, shape.shared_expert_size, 2),
+    ):
+        if count:
+            found += [(ups * count, inner, hidden), (count, hidden, inner)]
+    return tuple(found)
 
 
 def num_vector_weights(shape: ModelShape) -> int:
-    """Norm weights and biases over the whole model: small, and never quantized."""
+    """Norm weights, biases and routers over the whole model: small, and never quantized."""
     norm = shape.hidden_size * (2 if shape.norm == "layer" else 1)
     num_ups = 2 if shape.mlp == "gated" else 1
     layer = 2 * norm
     layer += shape.has_qkv_bias * (shape.q_size + 2 * shape.kv_size)
     layer += shape.has_o_bias * shape.hidden_size
     layer += shape.has_mlp_bias * (num_ups * shape.intermediate_size + shape.hidden_size)
-    return shape.num_layers * layer + norm
+    layer += shape.has_qk_norm * 2 * shape.head_dim
+    routers = shape.num_expert_layers * (shape.num_experts + bool(shape.shared_expert_size)) * shape.hidden_size
+    return shape.num_layers * layer + norm + routers
 
 
 def num_parameters(shape: ModelShape) -> int:
     """Parameters of the model; a tied head counts once."""
     tables = shape.vocab_size * (1 if shape.is_head_tied else 2) + shape.num_learned_positions
-    layer = sum(rows * columns for rows, columns in layer_matrices(shape))
-    return tables * shape.hidden_size + shape.num_layers * layer + num_vector_weights(shape)
+    layers = sum(count * rows * columns for count, rows, columns in matrices(shape))
+    return tables * shape.hidden_size + layers + num_vector_weights(shape)
 
 
-def weight_bytes(shape: ModelShape, matrices: WeightFormat, tables: WeightFormat | None = None) -> int:
-    """Bytes of the weights: `matrices` for the layers, `tables` (the same if None) for embedding and head, rest f32."""
-    table = tables or matrices
+def weight_bytes(shape: ModelShape, of_layers: WeightFormat, tables: WeightFormat | None = None) -> int:
+    """Bytes of the weights: `of_layers` for layers, `tables` (the same if None) for embedding and head, f32 else."""
+    table = tables or of_layers
     f32 = WEIGHT_FORMATS["f32"]
-    layer = sum(matrices.matrix_bytes(rows, columns) for rows, columns in layer_matrices(shape))
+    layers = sum(count * of_layers.matrix_bytes(rows, columns) for count, rows, columns in matrices(shape))
     num_tables = 1 if shape.is_head_tied else 2
     return (
-        shape.num_layers * layer
+        layers
         + num_tables * table.matrix_bytes(shape.vocab_size, shape.hidden_size)
         + f32.matrix_bytes(shape.num_learned_positions, shape.hidden_size)
         + num_vector_weights(shape) * f32.block_bytes
@@ -210,7 +248,7 @@ def max_kv_tokens(shape: ModelShape, num_bytes: int, block_size: int, dtype: KVD
 
 def footprint(
     shape: ModelShape,
-    matrices: WeightFormat,
+    of_layers: WeightFormat,
     tables: WeightFormat | None = None,
     *,
     num_kv_tokens: int,
@@ -220,4 +258,4 @@ def footprint(
 ) -> Footprint:
     """What one copy takes with room for `num_kv_tokens` tokens of KV cache."""
     kv = kv_bytes(shape, num_kv_tokens, block_size, kv_dtype)
-    return Footprint(weight_bytes(shape, matrices, tables), kv, workspace_bytes)
+    return Footprint(weight_bytes(shape, of_layers, tables), kv, workspace_bytes)

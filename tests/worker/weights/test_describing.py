@@ -9,7 +9,8 @@ from math import prod
 from pathlib import Path
 
 import pytest
-from gguf_builder import model_file
+from gguf_builder import Q4_0, model_file
+from tiny_experts import Kind, expert_gguf, write_experts
 from tiny_models import TinySpec, config_of, write_model
 
 from naru_proto.errors import LoadError
@@ -39,6 +40,20 @@ def test_the_shape_has_as_many_parameters_as_the_files_have_weights(spec: TinySp
     for file in folder.glob("*.safetensors*"):
         file.unlink()
     assert describe(folder) == whole
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_mixtures_are_counted_with_all_their_experts(kind: Kind, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_experts(folder, kind, plain_layers=() if kind == "mixtral" else (0,))
+    checkpoint = open_checkpoint(folder)
+    counted = sum(prod(shape) for shape in expected_shapes(checkpoint.config).values())
+    shape = ModelShape(**describe(folder)["shape"])
+    assert num_parameters(shape) == counted and shape.num_plain_layers == (kind != "mixtral")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(expert_gguf(kind, types={"_exps.weight": Q4_0, "down_shexp.weight": Q4_0}))
+    assert describe(path)["weights"] == "q4_0"
 
 
 def test_a_gguf_file_says_what_its_config_does_and_the_format_of_its_layers(tmp_path: Path) -> None:

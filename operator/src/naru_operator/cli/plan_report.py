@@ -14,7 +14,7 @@ from naru_operator.cli.text import human_bytes, table
 from naru_operator.core.roofline.formats import WEIGHTS, Weights, weights_named
 from naru_operator.core.roofline.gpus import Gpu, gpus_named
 from naru_operator.core.roofline.models import Model
-from naru_operator.core.roofline.prediction import Fit, StepTime, decode_time, fit, prefill_time
+from naru_operator.core.roofline.prediction import Fit, StepTime, active_weight_bytes, decode_time, fit, prefill_time
 from naru_proto.errors import InvalidRequest
 
 
@@ -98,8 +98,11 @@ def _plan(model: Model, weights: Weights, gpu: Gpu, options: PlanOptions) -> _Gp
 
 def _summary(model: Model, weights: Weights, options: PlanOptions, plans: Sequence[_GpuPlan]) -> str:
     found = plans[0].fit
+    active = ""
+    if model.shape.num_experts:
+        active = f", {human_bytes(active_weight_bytes(model, weights))} of them for a token"
     head = (
-        f"{model.name}: weights {human_bytes(found.weight_bytes)} ({weights.name}), "
+        f"{model.name}: weights {human_bytes(found.weight_bytes)} ({weights.name}){active}, "
         f"KV cache {human_bytes(found.kv_token_bytes)} a token ({options.kv})"
     )
     rows = [
@@ -161,6 +164,7 @@ def _as_json(model: Model, weights: Weights, options: PlanOptions, plans: Sequen
         "weights": weights.name,
         "kv": options.kv,
         "weight_bytes": plans[0].fit.weight_bytes,
+        "active_weight_bytes": active_weight_bytes(model, weights),
         "kv_token_bytes": plans[0].fit.kv_token_bytes,
         "batch": options.batch,
         "context": options.context,

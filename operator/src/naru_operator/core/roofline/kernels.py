@@ -8,43 +8,14 @@ as if it went through memory, so small kernels may be faster than this; weights 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from naru_operator.core.roofline.experts import expert_work
 from naru_operator.core.roofline.formats import Weights, kv_token_bytes
 from naru_operator.core.roofline.models import Model
+from naru_operator.core.roofline.work import ACTIVATION_BYTES, Step, Work
 from naru_proto.shapes import ModelShape
 
-_ACTIVATION_BYTES = 2
 _LOGIT_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The work of one kernel over all its launches in a step."""
-
-    name: str
-    launches: int
-    bytes: int
-    operations: int
-    """Of the tensor cores; what else is computed never decides."""
-    is_fp8: bool = False
-    """Whether the FP8 units can do it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a step computes: as many new tokens of every sequence, after what is cached of it."""
-
-    num_sequences: int
-    new_tokens: int
-    """Of each sequence: 1 in a step that generates."""
-    cached_tokens: int
-    """Of each sequence, before the step."""
-
-    @property
-    def num_tokens(self) -> int:
-        """New tokens of all sequences."""
-        return self.num_sequences * self.new_tokens
 
 
 def step_work(model: Model, weights: Weights, kv: str, step: Step) -> Iterator[Work]:
@@ -58,27 +29,32 @@ def step_work(model: Model, weights: Weights, kv: str, step: Step) -> Iterator[W
     qkv, ups = shape.q_size + 2 * shape.kv_size, inner * (2 if shape.mlp == "gated" else 1)
     kv_bytes = kv_token_bytes(shape.num_kv_heads, shape.head_dim, kv)
     rows = layers * step.num_tokens
-    # Behind its attention the last layer goes on with each sequence's last token alone.
+    # Behind its attention the last layer goes on with each sequence's last token alone. Where layers have experts, it
+    # is one of these.
     late_rows = rows - step.num_tokens + step.num_sequences
+    plain = layers - shape.num_expert_layers
+    plain_rows = late_rows if plain == layers else plain * step.num_tokens
 
-    def product(name: str, count: int, outputs: int, inputs: int, *, adds: int = 0) -> Work:
-        taken = count * (inputs + outputs + adds) * _ACTIVATION_BYTES
-        moved = layers * weights.matrices.matrix_bytes(outputs, inputs) + taken
-        return Work(name, layers, moved, 2 * count * outputs * inputs, weights.is_fp8)
+    def product(name: str, count: int, outputs: int, inputs: int, *, adds: int = 0, launches: int = layers) -> Work:
+        taken = count * (inputs + outputs + adds) * ACTIVATION_BYTES
+        moved = launches * weights.matrices.matrix_bytes(outputs, inputs) + taken
+        return Work(name, launches, moved, 2 * count * outputs * inputs, weights.is_fp8)
 
     def pointwise(name: str, launches: int, elements: int) -> Work:
-        return Work(name, launches, elements * _ACTIVATION_BYTES, 0)
+        return Work(name, launches, elements * ACTIVATION_BYTES, 0)
 
     yield pointwise("embed", 1, 2 * step.num_tokens * hidden)
     yield pointwise("norm", 2 * layers + 1, 2 * (rows + late_rows + step.num_sequences) * hidden)
     yield product("qkv", rows, qkv, hidden)
-    written = rows * (shape.q_size * _ACTIVATION_BYTES + kv_bytes)
-    yield Work("rope, KV write", layers, rows * qkv * _ACTIVATION_BYTES + written, 0)
+    written = rows * (shape.q_size * ACTIVATION_BYTES + kv_bytes)
+    yield Work("rope, KV write", layers, rows * qkv * ACTIVATION_BYTES + written, 0)
     yield _attention(model, kv_bytes, step)
     yield product("o", late_rows, hidden, shape.q_size, adds=hidden)
-    yield product("gate, up" if shape.mlp == "gated" else "up", late_rows, ups, hidden)
-    yield pointwise("activation", layers, late_rows * (ups + inner))
-    yield product("down", late_rows, hidden, inner, adds=hidden)
+    if plain:
+        yield product("gate, up" if shape.mlp == "gated" else "up", plain_rows, ups, hidden, launches=plain)
+        yield pointwise("activation", plain, plain_rows * (ups + inner))
+        yield product("down", plain_rows, hidden, inner, adds=hidden, launches=plain)
+    yield from expert_work(shape, weights, step)
     yield _head(shape, weights, step.num_sequences)
     yield Work("sample", 1, step.num_sequences * shape.vocab_size * _LOGIT_BYTES, 0)
 
@@ -99,7 +75,7 @@ def _attention(model: Model, kv_bytes: int, step: Step) -> Work:
         seen = step.cached_tokens + step.new_tokens
         if window:
             seen = min(seen, window + step.new_tokens - 1)
-        own = 2 * step.num_tokens * shape.q_size * _ACTIVATION_BYTES
+        own = 2 * step.num_tokens * shape.q_size * ACTIVATION_BYTES
         total_bytes += step.num_sequences * seen * kv_bytes + own
         # A product with the keys and one with the values, a multiplication and an addition for each element.
         operations += 4 * shape.q_size * step.num_sequences * attended(step.new_tokens, step.cached_tokens, window)
@@ -107,6 +83,6 @@ def _attention(model: Model, kv_bytes: int, step: Step) -> Work:
 
 
 def _head(shape: ModelShape, weights: Weights, count: int) -> Work:
-    taken = count * (shape.hidden_size * _ACTIVATION_BYTES + shape.vocab_size * _LOGIT_BYTES)
+    taken = count * (shape.hidden_size * ACTIVATION_BYTES + shape.vocab_size * _LOGIT_BYTES)
     moved = weights.tables.matrix_bytes(shape.vocab_size, shape.hidden_size) + taken
     return Work("head", 1, moved, 2 * count * shape.vocab_size * shape.hidden_size)

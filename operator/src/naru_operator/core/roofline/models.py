@@ -34,6 +34,16 @@ def _qwen(layers: int, hidden: int, inner: int, heads: int, kv_heads: int, *, ti
     return ModelShape(layers, hidden, inner, heads, kv_heads, head_dim, vocab, is_head_tied=tied, has_qkv_bias=True)
 
 
+def _experts(
+    layers: int, hidden: int, inner: int, heads: int, kv_heads: int, experts: int, chosen: int, *, vocab: int,
+    norms: bool = False,
+) -> ModelShape:  # fmt: skip
+    return ModelShape(
+        layers, hidden, inner, heads, kv_heads, 128, vocab, has_qk_norm=norms,
+        num_experts=experts, num_chosen_experts=chosen, expert_size=inner,
+    )  # fmt: skip
+
+
 MODELS = {
     model.name: model
     for model in (
@@ -49,6 +59,9 @@ MODELS = {
         Model("qwen2.5-14b", _qwen(48, 5120, 13_824, 40, 8), 32_768),
         Model("qwen2.5-32b", _qwen(64, 5120, 27_648, 40, 8), 32_768),
         Model("qwen2.5-72b", _qwen(80, 8192, 29_568, 64, 8), 32_768),
+        Model("mixtral-8x7b", _experts(32, 4096, 14_336, 32, 8, 8, 2, vocab=32_000), 32_768),
+        Model("qwen3-30b-a3b", _experts(48, 2048, 768, 32, 4, 128, 8, vocab=151_936, norms=True), 40_960),
+        Model("qwen3-235b-a22b", _experts(94, 4096, 1536, 64, 4, 128, 8, vocab=151_936, norms=True), 40_960),
         Model("smollm2-135m", ModelShape(30, 576, 1536, 9, 3, 64, 49_152, is_head_tied=True), 8192),
     )
 }

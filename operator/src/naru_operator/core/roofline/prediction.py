@@ -10,10 +10,11 @@ from typing import Literal
 
 from naru_operator.core.roofline.formats import Weights, kv_token_bytes
 from naru_operator.core.roofline.gpus import Gpu
-from naru_operator.core.roofline.kernels import Step, Work, step_work
+from naru_operator.core.roofline.kernels import step_work
 from naru_operator.core.roofline.models import Model
+from naru_operator.core.roofline.work import Step, Work
 from naru_proto.errors import InvalidRequest
-from naru_proto.shapes import layer_matrices, num_vector_weights
+from naru_proto.shapes import matrices, num_vector_weights
 
 LAUNCH_S = 1e-6
 """Between the end of a kernel and the start of the next one in a CUDA graph: an assumption, not a measurement."""
@@ -82,12 +83,21 @@ def fit(model: Model, weights: Weights, kv: str, gpu: Gpu) -> Fit:
 
 
 def gpu_weight_bytes(model: Model, weights: Weights) -> int:
-    """Bytes of the weights in a GPU's memory: norms and biases have 16 bits."""
+    """Bytes of the weights in a GPU's memory: norms, biases and routers have 16 bits."""
     shape = model.shape
-    layer = sum(weights.matrices.matrix_bytes(rows, columns) for rows, columns in layer_matrices(shape))
+    layers = sum(count * weights.matrices.matrix_bytes(rows, columns) for count, rows, columns in matrices(shape))
     tables = 1 if shape.is_head_tied else 2
     small = 2 * (num_vector_weights(shape) + shape.num_learned_positions * shape.hidden_size)
-    return shape.num_layers * layer + tables * weights.tables.matrix_bytes(shape.vocab_size, shape.hidden_size) + small
+    return layers + tables * weights.tables.matrix_bytes(shape.vocab_size, shape.hidden_size) + small
+
+
+def active_weight_bytes(model: Model, weights: Weights) -> int:
+    """Of these the bytes that one token meets: all but the experts that it does not go through."""
+    shape, form = model.shape, weights.matrices
+    expert = form.matrix_bytes(2 * shape.expert_size, shape.hidden_size)
+    expert += form.matrix_bytes(shape.hidden_size, shape.expert_size)
+    num_left_out = shape.num_expert_layers * (shape.num_experts - shape.num_chosen_experts)
+    return gpu_weight_bytes(model, weights) - num_left_out * expert
 
 
 def decode_time(

@@ -18,6 +18,7 @@ from naru_worker.core.fields import Fields, shown
 from naru_worker.core.hf_config import parse_hf_config
 from naru_worker.core.model_config import ModelConfig
 from naru_worker.core.quantization import parse_quantization
+from naru_worker.core.weight_layout import expected_shapes
 
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "bf16"}
 # GPUs keep 16 bits of what files have 32 of.
@@ -68,15 +69,26 @@ def _of_gguf(path: Path) -> dict[str, Any]:
     checkpoint = gguf_checkpoint(GgufFile(path))
     try:
         weights: Counter[str] = Counter()
-        for layer in range(checkpoint.config.num_layers):
-            for name in ("q", "k", "v", "o", "gate", "up", "down"):
-                if checkpoint.has(f"layers.{layer}.{name}"):
-                    tensor = checkpoint.get(f"layers.{layer}.{name}")
-                    weights[tensor.format] += prod(tensor.shape)
+        for name, dims in expected_shapes(checkpoint.config).items():
+            if name.startswith("layers.") and len(dims) > 1:
+                weights[checkpoint.get(name).format] += prod(dims)
         ((most, _),) = weights.most_common(1)
         return _described(checkpoint.config, _PLAIN.get(most, most))
     finally:
         checkpoint.close()
+
+
+def _experts(config: ModelConfig) -> dict[str, int]:
+    experts = config.experts
+    if experts is None:
+        return {}
+    return {
+        "num_experts": experts.num_experts,
+        "num_chosen_experts": experts.num_chosen,
+        "expert_size": experts.inner_size,
+        "shared_expert_size": experts.shared_size,
+        "num_plain_layers": config.num_layers - len(experts.layers),
+    }
 
 
 def _described(config: ModelConfig, weights: str) -> dict[str, Any]:
@@ -95,6 +107,8 @@ def _described(config: ModelConfig, weights: str) -> dict[str, Any]:
         has_o_bias=config.o_bias,
         has_mlp_bias=config.mlp_bias,
         num_learned_positions=config.max_position_embeddings if config.rope is None else 0,
+        has_qk_norm=config.qk_norm,
+        **_experts(config),
     )
     return {
         "shape": asdict(shape),
