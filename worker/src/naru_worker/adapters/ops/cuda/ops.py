@@ -30,7 +30,7 @@ from naru_worker.adapters.ops.cuda.kernels.rope_kv import rope_kv
 from naru_worker.adapters.ops.cuda.kv_views import LayerCache
 from naru_worker.adapters.ops.cuda.linear import linear
 from naru_worker.adapters.ops.cuda.step_tensors import StepTensors
-from naru_worker.adapters.ops.cuda.table_rows import table_rows
+from naru_worker.adapters.ops.cuda.table_rows import add_table_rows, table_rows
 from naru_worker.adapters.ops.cuda.weights import DenseRows, LinearWeight
 from naru_worker.adapters.ops.protocol import HeadNorms, KVConfig
 from naru_worker.core.model_config import Activation, ExpertsConfig, NormKind, RopeConfig
@@ -66,7 +66,7 @@ class CudaOps:
 
     def add_positions(self, x: Tensor, table: LinearWeight) -> Tensor:
         """X + table[positions], in place."""
-        return x.add_(table_rows(table, self.step.positions, self._gpu.activation_dtype))
+        return add_table_rows(x, table, self.step.positions)
 
     def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: NormKind) -> Tensor:
         """RMSNorm or LayerNorm over the last axis."""

@@ -1,4 +1,4 @@
-"""Rows of tables by id: embeddings, learned positions, and the rows whose logits are wanted."""
+"""Rows of tables by id: embeddings, and learned positions that are added to them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,8 @@ ELEMENTS_PER_PROGRAM = 1024
 _NUM_WARPS = 4
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_positions"])  # that of activations differs from step to step
-def _rows_kernel(
-    ids,
-    table,
-    num_rows,
-    base,
-    positions,
-    position_table,
-    num_positions,
-    out,
-    width,
-    table_stride,
-    base_stride,
-    position_stride,
-    out_stride,
-    BLOCK: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["num_rows"])  # that of activations differs from step to step
+def _rows_kernel(ids, table, num_rows, base, out, width, table_stride, base_stride, out_stride, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -39,49 +24,30 @@ def _rows_kernel(
     value = tl.load(table + row * table_stride + at, mask=inside, other=0.0).to(tl.float32)
     if base is not None:
         value += tl.load(base + token * base_stride + at, mask=inside, other=0.0).to(tl.float32)
-    if positions is not None:
-        place = tl.minimum(tl.maximum(tl.load(positions + token), 0), num_positions - 1).to(tl.int64)
-        value += tl.load(position_table + place * position_stride + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * out_stride + at, value.to(out.dtype.element_ty), mask=inside)
 
 
-def embed(
-    ids: Tensor,
-    table: Tensor,
-    *,
-    positions: Tensor | None = None,
-    position_table: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Rows of `table` by id, plus rows of `position_table` by position where given. Ids beyond a table are clamped.
+def embed(ids: Tensor, table: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Rows of `table` by id. Ids beyond the table are clamped.
 
     Args:
         ids: (M,) int32 or int64.
         table: (rows, width), last stride 1.
-        positions: (M,) int32, with a `position_table` of (max_positions, width), last stride 1.
-        position_table: Learned positions.
         out: (M, width), last stride 1, any float type; made like the table where it is None.
     """
     if out is None:
         out = torch.empty((len(ids), table.shape[1]), dtype=table.dtype, device=table.device)
-    _launch(ids, table, None, positions, position_table, out)
+    _launch(ids, table, None, out)
     return out
 
 
 def add_rows(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
     """Adds to each row of x, in place, the row of `table` that its id names; returns x."""
-    _launch(ids, table, x, None, None, x)
+    _launch(ids, table, x, x)
     return x
 
 
-def _launch(
-    ids: Tensor,
-    table: Tensor,
-    base: Tensor | None,
-    positions: Tensor | None,
-    position_table: Tensor | None,
-    out: Tensor,
-) -> None:
+def _launch(ids: Tensor, table: Tensor, base: Tensor | None, out: Tensor) -> None:
     num_rows, width = out.shape
     if num_rows == 0:
         return
@@ -90,14 +56,10 @@ def _launch(
         table,
         table.shape[0],
         base,
-        positions,
-        position_table,
-        0 if position_table is None else position_table.shape[0],
         out,
         width,
         table.stride(0),
         0 if base is None else base.stride(0),
-        0 if position_table is None else position_table.stride(0),
         out.stride(0),
         BLOCK=ELEMENTS_PER_PROGRAM,
         num_warps=_NUM_WARPS,
@@ -105,19 +67,17 @@ def _launch(
 
 
 def compile_cases(arch: int) -> Iterator[CompileCase]:
-    """Lookups alone, with positions, and rows that are added."""
+    """Lookups alone, and rows that are added."""
     for dtype in ("fp16", "bf16", "fp32"):
-        for extra in ("", "positions", "base"):
+        for has_base in (False, True):
             signature = {"ids": "*i32", "table": f"*{dtype}", "num_rows": "i32", "base": f"*{dtype}"}
-            signature |= {"positions": "*i32", "position_table": f"*{dtype}", "num_positions": "i32"}
             signature |= {"out": f"*{dtype}", "width": "i32"}
-            strides = ("table_stride", "base_stride", "position_stride", "out_stride")
+            strides = ("table_stride", "base_stride", "out_stride")
             signature |= dict.fromkeys(strides, "i32") | {"BLOCK": "constexpr"}
-            absent = {"base"} if extra == "positions" else {"positions", "position_table"}
-            absent |= set() if extra else {"base"}
+            absent = () if has_base else ("base",)
             signature |= dict.fromkeys(absent, "constexpr")
             yield CompileCase(
-                name=f"embed/{dtype}" + f"/{extra}" * bool(extra),
+                name=f"embed/{dtype}" + "/base" * has_base,
                 kernel=_rows_kernel,
                 arch=arch,
                 signature=signature,

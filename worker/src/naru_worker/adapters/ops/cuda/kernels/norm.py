@@ -1,4 +1,7 @@
-"""RMSNorm and LayerNorm of rows, with a residual added first and the result rounded to fp8 where that is asked for."""
+"""RMSNorm and LayerNorm of rows, the result rounded to fp8 where that is asked for.
+
+Residuals are added by the products before it, which pass over their results anyway.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,11 @@ def _norm_kernel(
     x,
     weight,
     bias,
-    residual,
     out,
     scales,
     eps,
     width,
     x_stride,
-    residual_stride,
     out_stride,
     IS_RMS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -38,12 +39,6 @@ def _norm_kernel(
     at = tl.arange(0, BLOCK)
     inside = at < width
     value = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
-    if residual is not None:
-        to = residual + row * residual_stride + at
-        # The sum is rounded as it is kept, so that it is the same whoever adds: this kernel or a GEMM before it.
-        added = (value + tl.load(to, mask=inside, other=0.0).to(tl.float32)).to(residual.dtype.element_ty)
-        tl.store(to, added, mask=inside)
-        value = added.to(tl.float32)
     if not IS_RMS:
         value = tl.where(inside, value - tl.sum(value) / width, 0.0)
     value = value * tl.rsqrt(tl.sum(value * value) / width + eps)
@@ -65,11 +60,10 @@ def norm(
     eps: float,
     kind: NormKind,
     *,
-    residual: Tensor | None = None,
     out: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """The norm of each row of x, or of x + residual, as `out`.
+    """The norm of each row of x, as `out`.
 
     Args:
         x: (M, width), last stride 1.
@@ -77,7 +71,6 @@ def norm(
         bias: (width,), any float type, added at last.
         eps: Added to the mean square, or variance.
         kind: "rms" or "layer".
-        residual: (M, width), last stride 1; becomes x + residual, rounded to its type, before the norm.
         out: (M, width), last stride 1, of any float type; made like x (with `scales`: fp8 e4m3) where it is None.
         scales: (M,) or (M, 1) float32, contiguous; with them the result is fp8 and has to be multiplied by its row's.
     """
@@ -91,13 +84,11 @@ def norm(
         x,
         weight,
         bias,
-        residual,
         out,
         scales,
         eps,
         width,
         x.stride(0),
-        0 if residual is None else residual.stride(0),
         out.stride(0),
         IS_RMS=kind == "rms",
         BLOCK=block,
@@ -107,26 +98,25 @@ def norm(
 
 
 def compile_cases(arch: int) -> Iterator[CompileCase]:
-    """Every kind and every width, with and without a residual, bias (LayerNorm's) and rounding to fp8."""
+    """Every kind and every width, with and without a bias (LayerNorm's) and rounding to fp8."""
     quantizes = (False, True) if arch in FP8_ARCHITECTURES else (False,)
     for dtype in ("fp16", "bf16"):
         for is_rms in (True, False):
             for quantize in quantizes:
                 for block in (512, 1024, 4096, 8192, 16384):
-                    yield _case(arch, dtype, block, is_rms, with_residual=True, quantize=quantize)
-                yield _case(arch, dtype, 4096, is_rms, with_residual=False, quantize=quantize)
-    yield _case(arch, "fp32", 4096, True, with_residual=True, quantize=False)
+                    yield _case(arch, dtype, block, is_rms, quantize=quantize)
+    yield _case(arch, "fp32", 4096, True, quantize=False)
 
 
-def _case(arch: int, dtype: str, block: int, is_rms: bool, *, with_residual: bool, quantize: bool) -> CompileCase:
-    has = {"bias": not is_rms, "residual": with_residual, "scales": quantize}
-    signature = {"x": f"*{dtype}", "weight": "*fp32", "bias": "*fp32", "residual": f"*{dtype}"}
+def _case(arch: int, dtype: str, block: int, is_rms: bool, *, quantize: bool) -> CompileCase:
+    has = {"bias": not is_rms, "scales": quantize}
+    signature = {"x": f"*{dtype}", "weight": "*fp32", "bias": "*fp32"}
     signature |= {"out": "*fp8e4nv" if quantize else f"*{dtype}", "scales": "*fp32", "eps": "fp32"}
-    signature |= dict.fromkeys(("width", "x_stride", "residual_stride", "out_stride"), "i32")
+    signature |= dict.fromkeys(("width", "x_stride", "out_stride"), "i32")
     signature |= {name: "constexpr" for name, is_there in has.items() if not is_there}
     constants: dict[str, Any] = {name: None for name, is_there in has.items() if not is_there}
     aligned = [name for name, kind in signature.items() if kind.startswith("*")]
-    name = f"norm/{dtype}/{'rms' if is_rms else 'layer'}/w{block}" + "/residual" * with_residual + "/fp8" * quantize
+    name = f"norm/{dtype}/{'rms' if is_rms else 'layer'}/w{block}" + "/fp8" * quantize
     return CompileCase(
         name=name,
         kernel=_norm_kernel,
@@ -135,5 +125,5 @@ def _case(arch: int, dtype: str, block: int, is_rms: bool, *, with_residual: boo
         constexprs=constants | {"IS_RMS": is_rms, "BLOCK": block},
         num_warps=_WARPS[block],
         num_stages=3,
-        aligned=(*aligned, "width", "x_stride", "residual_stride", "out_stride"),
+        aligned=(*aligned, "width", "x_stride", "out_stride"),
     )
