@@ -125,6 +125,7 @@ def _decode(setup: Setup, cache: Cache) -> KernelCase:
     q = setup.normal(batch, heads, dims)
     out = torch.empty_like(q)
     lengths = torch.full((batch,), context, device=setup.device, dtype=torch.int32)
+    starts = torch.arange(batch + 1, device=setup.device, dtype=torch.int32)
     splits = split_count(context, split_tokens(dims, cache.keys.itemsize))
     partials = torch.empty(
         decode_partials_shape(batch, heads, dims, splits), device=setup.device, dtype=torch.float32
@@ -132,8 +133,9 @@ def _decode(setup: Setup, cache: Cache) -> KernelCase:
 
     def run() -> Tensor:
         attention_decode(
-            q, cache.keys, cache.values, cache.table, lengths, out, partials, scale=1 / math.sqrt(dims), window=None,
-            num_splits=splits, key_scales=cache.key_scales, value_scales=cache.value_scales, arch=setup.arch,
+            q, cache.keys, cache.values, cache.table, starts[:-1], starts, lengths, out, partials,
+            scale=1 / math.sqrt(dims), window=None, num_splits=splits, key_scales=cache.key_scales,
+            value_scales=cache.value_scales, arch=setup.arch,
         )  # fmt: skip
         return out
 

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from naru_worker.adapters.ops import sampling_ref
 from naru_worker.adapters.ops.cuda.kernels.sampler import SamplerSpace, sample
-from naru_worker.adapters.ops.cuda.sampling_tensors import SamplingKinds, SamplingLayout, SamplingTensors, pack
+from naru_worker.adapters.ops.cuda.sampling_tensors import (
+    SamplingKinds,
+    SamplingLayout,
+    SamplingTensors,
+    pack,
+    row_flags,
+)
 
 ROWS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -30,9 +36,10 @@ def sampler_cases(setup: Setup) -> Iterator[KernelCase]:
 def _sampler(setup: Setup, name: str, rows: list[dict[str, Any]]) -> KernelCase:
     logits = setup.normal(len(rows), setup.vocab) * 4.0
     batch = sampling_batch(rows, setup.vocab)
-    layout, kinds = SamplingLayout.of(batch), SamplingKinds.of(batch)
+    layout, flags = SamplingLayout.of(batch), row_flags(batch)
+    kinds = SamplingKinds.of(batch, flags)
     buffer = np.zeros(layout.num_bytes, np.uint8)
-    pack(batch, layout, buffer)
+    pack(batch, layout, buffer, flags)
     tensors = SamplingTensors.views(layout, torch.from_numpy(buffer).to(setup.device))
     space = SamplerSpace.make(len(rows), setup.vocab, kinds.max_logprobs, setup.device)
 

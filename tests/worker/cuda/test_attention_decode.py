@@ -23,12 +23,23 @@ from naru_worker.adapters.ops.cuda.kernels.attention_decode import (  # noqa: E4
     attention_decode,
     compile_cases,
     decode_partials_shape,
+    packed_tokens,
     split_count,
     split_tokens,
+    tile_tokens,
 )
 from naru_worker.adapters.ops.cuda.kernels.compile_case import ARCHITECTURES  # noqa: E402
 
 SCALE = 0.2
+
+
+def row_lens(case: PagedCase) -> Tensor:
+    """Tokens that each row sees."""
+    found = []
+    for length, count in zip(case.seq_lens.tolist(), case.query_start.diff().tolist(), strict=True):
+        found += [max(0, length - count + 1 + i) for i in range(count)]
+    lens: Tensor = torch.tensor(found, dtype=torch.int32)
+    return lens
 
 
 def computed(
@@ -39,7 +50,7 @@ def computed(
     wide: Tensor = torch.full((num_rows, 2 * num_heads, head_dim), math.nan, dtype=case.q.dtype)
     out = wide[:, :num_heads]
     split = split_tokens(case.q.shape[2], case.key_cache.itemsize)
-    needed = split_count(int(case.seq_lens.max()), split, window=window, rows_per_seq=rows)
+    needed = split_count(int(case.seq_lens.max()), split, window=window, most_rows=rows)
     num_splits = num_splits or needed
     assert num_splits >= needed
     attention_decode(
@@ -47,13 +58,15 @@ def computed(
         case.key_cache,
         case.value_cache,
         case.block_table,
-        case.seq_lens,
+        torch.arange(len(case.seq_lens), dtype=torch.int32),
+        case.query_start,
+        row_lens(case),
         out,
         torch.full(decode_partials_shape(len(case.q), case.q.shape[1], case.q.shape[2], num_splits), math.nan),
         scale=SCALE,
         window=window,
         num_splits=num_splits,
-        rows_per_seq=rows,
+        most_rows=rows,
         key_scales=case.key_scales,
         value_scales=case.value_scales,
         arch=arch,
@@ -115,10 +128,50 @@ def test_a_token_has_the_same_bits_in_any_company() -> None:
     bits = computed(case)
     for s, length in enumerate(case.seq_lens.tolist()):
         alone = replace(
-            case, q=case.q[s : s + 1], block_table=case.block_table[s : s + 1], seq_lens=case.seq_lens[s : s + 1]
+            case,
+            q=case.q[s : s + 1],
+            block_table=case.block_table[s : s + 1],
+            seq_lens=case.seq_lens[s : s + 1],
+            query_start=torch.tensor([0, 1], dtype=torch.int32),
         )
         assert torch.equal(computed(alone), bits[s : s + 1]), length
         assert torch.equal(computed(alone, num_splits=7), bits[s : s + 1]), length
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_runs_of_any_lengths_have_the_bits_of_their_rows_alone(window: int | None) -> None:
+    """Sequences on lines out of order, runs that end behind a split's first tokens, and runs without rows."""
+    split = split_tokens(32, 4)
+    counts, lens = [3, 1, 6, 2], [split + 2, 40, 2 * split + 1, 9]
+    case = paged_case(lens, counts, group=3, window=window)
+    lines = torch.tensor([2, 0, 3, 1], dtype=torch.int32)
+    table = torch.zeros_like(case.block_table)
+    table[lines.long()] = case.block_table
+    seen = row_lens(case)
+
+    def attended(run_lines: Tensor, run_start: Tensor) -> Tensor:
+        out: Tensor = torch.full_like(case.q, math.nan)
+        num_rows, num_heads, head_dim = case.q.shape
+        partials = torch.full(decode_partials_shape(num_rows, num_heads, head_dim, 3), math.nan)
+        attention_decode(
+            case.q, case.key_cache, case.value_cache, table, run_lines, run_start, seen, out, partials,
+            scale=SCALE, window=window, num_splits=3, most_rows=6,
+        )  # fmt: skip
+        return out
+
+    none = torch.zeros(2, dtype=torch.int32)
+    packed = attended(torch.cat([lines, none]), torch.cat([case.query_start, none + len(seen)]))
+    # On the same tile: the interpreter's products, unlike a GPU's, depend on its size.
+    own_lines = lines.repeat_interleave(torch.tensor(counts))
+    single = attended(own_lines, torch.arange(len(seen) + 1, dtype=torch.int32))
+    assert torch.equal(packed, single)
+    assert_attended(packed, case, SCALE, window)
+
+
+def test_a_tile_takes_as_many_tokens_as_it_has_places() -> None:
+    assert [tile_tokens(count, 4) for count in (1, 4, 5, 9, packed_tokens(4))] == [4, 4, 8, 16, 16]
+    assert [tile_tokens(count, 3) for count in (1, 6, packed_tokens(3))] == [5, 10, 21]
+    assert (packed_tokens(71), tile_tokens(1, 71)) == (1, 1)
 
 
 def test_a_window_bounds_the_splits() -> None:

@@ -24,23 +24,30 @@ from fake_cuda_streams import FakeStreams  # noqa: E402
 
 from naru_worker.adapters.ops.cuda.graphs import (  # noqa: E402
     FIRST_REACH,
-    MAX_CELLS,
-    NOTHING,
     NUM_ROWS,
     DecodeGraphs,
     GraphKey,
     GraphLimits,
     NoGraph,
+    _num_bytes,
+    fill_padded,
     graph_key,
-    padded,
     rounded_reach,
     rounded_rows,
+    staged_words,
 )
-from naru_worker.adapters.ops.cuda.step_tensors import StepTensors, step_arrays  # noqa: E402
+from naru_worker.adapters.ops.cuda.step_tensors import (  # noqa: E402
+    StepArrays,
+    StepTensors,
+    num_generated_sequences,
+    step_arrays,
+)
 from naru_worker.adapters.ops.cuda.streams import InlineStreams  # noqa: E402
+from naru_worker.adapters.ops.cuda.table_twin import TableTwin  # noqa: E402
 
 BLOCK = 16
 LIMITS = GraphLimits(max_rows=16, max_reach=2048)
+GROUP = 4
 
 
 def decode_step(num_rows: int, length: int = 20) -> BatchInputs:
@@ -50,6 +57,14 @@ def decode_step(num_rows: int, length: int = 20) -> BatchInputs:
         lane.num_computed = length - 1
         lane.token_ids.append(5)
     return batch_of([(lane, 1) for lane in lanes], BLOCK)
+
+
+def arrays_of(batch: BatchInputs) -> StepArrays:
+    return step_arrays(batch, np.arange(num_generated_sequences(batch), dtype=np.int32), GROUP, BLOCK)
+
+
+def key_of(batch: BatchInputs, limits: GraphLimits = LIMITS, *, wants_hidden: bool = False) -> GraphKey | NoGraph:
+    return graph_key(batch, arrays_of(batch), limits, wants_hidden=wants_hidden)
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 70_000), st.integers(256, 70_000))
@@ -67,74 +82,85 @@ def test_a_step_is_padded_to_the_next_size_and_never_by_much(
 
 def test_a_step_takes_a_graph_or_says_why_not() -> None:
     step = decode_step(3)
-    assert graph_key(step, LIMITS) == GraphKey(4, 256)
-    assert graph_key(decode_step(3, 600), LIMITS) == GraphKey(4, 1024)
-    assert graph_key(decode_step(17), LIMITS) is NoGraph.TOO_MANY
-    assert graph_key(decode_step(1, 2049), LIMITS) is NoGraph.TOO_LONG
-    assert graph_key(decode_step(9, 70_000), replace(LIMITS, max_reach=1 << 17)) is NoGraph.TOO_WIDE
-    assert graph_key(step, LIMITS, wants_hidden=True) is NoGraph.HIDDEN
-    assert graph_key(replace(step, copies=np.array([[1, 2]], np.int32)), LIMITS) is NoGraph.COPIES
-    assert graph_key(replace(step, logits_rows=step.logits_rows[1:]), LIMITS) is NoGraph.ROWS
-    assert graph_key(replace(step, num_generated_tokens=2), LIMITS) is NoGraph.PROMPTS
+    assert key_of(step) == GraphKey(4, 256, 4)
+    assert key_of(decode_step(3, 600)) == GraphKey(4, 1024, 4)
+    assert key_of(decode_step(17)) is NoGraph.TOO_MANY
+    assert key_of(decode_step(1, 2049)) is NoGraph.TOO_LONG
+    assert key_of(decode_step(9, 70_000), replace(LIMITS, max_reach=1 << 17)) is NoGraph.TOO_WIDE
+    assert key_of(step, wants_hidden=True) is NoGraph.HIDDEN
+    assert key_of(replace(step, copies=np.array([[1, 2]], np.int32))) is NoGraph.COPIES
+    assert key_of(replace(step, logits_rows=step.logits_rows[1:])) is NoGraph.ROWS
+    assert key_of(replace(step, num_generated_tokens=2)) is NoGraph.PROMPTS
     [lane] = lanes_for([[1]], BLOCK, 0)
-    assert graph_key(batch_of([(lane, 0)], BLOCK), LIMITS) is NoGraph.PROMPTS
+    assert key_of(batch_of([(lane, 0)], BLOCK)) is NoGraph.PROMPTS
 
 
-def test_guessed_tokens_are_rows_like_others() -> None:
-    [lane] = lanes_for([[1] * 9], BLOCK, 4)
+def test_guessed_tokens_are_rows_like_others_until_the_tile_is_full() -> None:
+    [lane] = lanes_for([[1] * 9], BLOCK, 8)
     lane.num_computed = 9
-    lane.token_ids += [5, 6, 7]
-    assert graph_key(batch_of([(lane, 3)], BLOCK, every_logit=True), LIMITS) == GraphKey(4, 256)
+    lane.token_ids += [5, 6, 7, 8, 9]
+    assert key_of(batch_of([(lane, 3)], BLOCK, every_logit=True)) == GraphKey(4, 256, 4)
+    assert key_of(batch_of([(lane, 5)], BLOCK, every_logit=True)) == GraphKey(8, 256, 8)
 
 
-@given(st.integers(1, 16), st.integers(2, 300))
-def test_rows_too_many_write_nowhere_and_see_nothing(num_rows: int, length: int) -> None:
-    batch = decode_step(num_rows, length)
-    key = graph_key(batch, LIMITS)
-    assert isinstance(key, GraphKey)
-    step = step_arrays(batch)
-    arrays = padded(step, key, BLOCK).arrays
-    for name, rest in {"token_ids": 0, "positions": 0, "slots": -1, "generated_lens": 0}.items():
-        assert arrays[name][:num_rows].tolist() == step.arrays[name].tolist()
-        assert arrays[name][num_rows:].tolist() == [rest] * (key.num_rows - num_rows)
-    table = arrays["generated_table"]
-    width = -(-length // BLOCK)
-    assert table.shape == (key.num_rows, key.reach // BLOCK)
-    assert table[:num_rows, :width].tolist() == batch.block_table[:, :width].tolist()
-    assert not table[num_rows:].any()
-    assert not table[:, batch.block_table.shape[1] :].any(), "block 0 always has memory"
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(2, 300))
+def test_rows_too_many_write_nowhere_and_see_nothing(drawn: list[int], length: int) -> None:
+    lanes = lanes_for([[1] * length] * len(drawn), BLOCK, 6)
+    for lane in lanes:
+        lane.num_computed = length
+        lane.token_ids += [5] * 5
+    step = arrays_of(batch_of(list(zip(lanes, drawn, strict=True)), BLOCK, every_logit=True))
+    num_rows, count = rounded_rows(sum(drawn), 48), sum(drawn)
+    words = np.full((6, staged_words(num_rows)), 99, np.int32)
+    fill_padded(words, step, num_rows)
+    rests = {"token_ids": 0, "positions": 0, "slots": -1, "generated_lens": 0}
+    for values, (name, rest) in zip(words, rests.items(), strict=False):
+        assert values[:count].tolist() == step.arrays[name].tolist()
+        assert values[count:num_rows].tolist() == [rest] * (num_rows - count)
+    starts, lines = words[4, : num_rows + 1], words[5, :num_rows]
+    assert np.diff(starts)[: len(drawn)].tolist() == drawn
+    assert sorted(np.diff(starts)[len(drawn) :], reverse=True)[: num_rows - count] == [1] * (num_rows - count)
+    assert (starts[0], starts[num_rows]) == (0, num_rows)
+    assert set(np.diff(starts)[len(drawn) :]) <= {0, 1}
+    assert lines[: len(drawn)].tolist() == list(range(len(drawn)))
+    assert not lines[len(drawn) :].any()
 
 
 def sums(step: StepTensors) -> Tensor:
     """Stands for a forward pass: numbers that depend on a row and its table alone."""
-    seen = step.generated_table.sum(1) + step.generated_lens
-    return (1000 * step.token_ids + 10 * step.positions + seen)[:, None].clone()
+    runs = torch.repeat_interleave(step.run_lines.long(), step.run_start.diff())
+    tables = step.generated_table[runs]
+    there = torch.arange(tables.shape[1]) * BLOCK < step.generated_lens[:, None]
+    seen = (tables * there).sum(1) + step.generated_lens
+    numbers: Tensor = (1000 * step.token_ids + 10 * step.positions + seen)[:, None].clone()
+    return numbers
 
 
 @pytest.mark.parametrize("limits", [LIMITS, GraphLimits(256, 1 << 17), GraphLimits(7, 1 << 20), GraphLimits(256, 300)])
 def test_inputs_of_any_graph_stay_where_they_are(limits: GraphLimits) -> None:
-    graphs = graphs_on(InlineStreams(), limits)
-    place = graphs._place()
-    size = len(place._twin)
+    graphs = DecodeGraphs(torch.device("cpu"), InlineStreams(), torch.zeros(1, 1), limits, sums)
+    size = len(graphs._staging._twin)
     for num_rows in range(1, limits.max_rows + 1, 5):
-        for longest in (1, 257, 3000, 5000, 100_000, limits.max_reach):
-            key = GraphKey(rounded_rows(num_rows, limits.max_rows), rounded_reach(longest, limits.max_reach))
-            if longest <= limits.max_reach and key.num_rows * key.reach <= MAX_CELLS:
-                place.put(padded(NOTHING, key, BLOCK).arrays)
-    assert len(place._twin) == size
+        graphs._staging.begin(_num_bytes(rounded_rows(num_rows, limits.max_rows)))
+    assert len(graphs._staging._twin) == size
 
 
-def graphs_on(streams: FakeStreams | InlineStreams, limits: GraphLimits = LIMITS) -> DecodeGraphs:
-    return DecodeGraphs(torch.device("cpu"), streams, BLOCK, limits, sums)
+def graphs_on(streams: FakeStreams | InlineStreams, limits: GraphLimits = LIMITS) -> tuple[DecodeGraphs, TableTwin]:
+    table = TableTwin(torch.device("cpu"), streams, limits.max_rows, limits.max_reach, BLOCK)
+    return DecodeGraphs(torch.device("cpu"), streams, table.tensor, limits, sums), table
 
 
-def results(graphs: DecodeGraphs, streams: FakeStreams | InlineStreams, batches: list[BatchInputs]) -> list[list[int]]:
+def results(
+    both: tuple[DecodeGraphs, TableTwin], streams: FakeStreams | InlineStreams, batches: list[BatchInputs]
+) -> list[list[int]]:
     """Of all steps, launched one behind the other before anybody waits."""
+    graphs, table = both
     kept: list[list[int]] = []
     for batch in batches:
-        key = graph_key(batch, graphs.limits)
+        step = step_arrays(batch, table.take(batch, len(batch.seq_lens)), GROUP, BLOCK)
+        key = graph_key(batch, step, graphs.limits)
         assert isinstance(key, GraphKey)
-        logits, _ = graphs.launch(step_arrays(batch), key)
+        logits, _ = graphs.launch(step, key)
         num_rows = len(batch.token_ids)
 
         def read(logits: object = logits, num_rows: int = num_rows) -> None:
@@ -145,6 +171,11 @@ def results(graphs: DecodeGraphs, streams: FakeStreams | InlineStreams, batches:
     return kept
 
 
+def plainly(batches: list[BatchInputs]) -> list[list[int]]:
+    streams = InlineStreams()
+    return results(graphs_on(streams), streams, batches)
+
+
 STEPS = [(3, 20), (3, 21), (4, 22), (1, 300), (16, 30), (2, 300), (15, 31), (3, 20), (1, 301), (1, 400), (3, 20)]
 
 
@@ -152,8 +183,8 @@ STEPS = [(3, 20), (3, 21), (4, 22), (1, 300), (16, 30), (2, 300), (15, 31), (3, 
 def test_graphs_change_no_result_and_are_made_for_what_comes_twice(seed: int) -> None:
     batches = [decode_step(*each) for each in STEPS]
     streams = FakeStreams(seed)
-    graphs = graphs_on(streams)
-    assert results(graphs, streams, batches) == results(graphs_on(InlineStreams()), InlineStreams(), batches)
+    graphs, table = graphs_on(streams)
+    assert results((graphs, table), streams, batches) == plainly(batches)
     assert (graphs.num_graphs, streams.num_captures) == (3, 3)
     assert graphs.num_replays == streams.num_replays == len(STEPS) - 4
     assert graphs.num_bytes == 3000
@@ -164,10 +195,10 @@ def test_a_capture_that_fails_is_said_once_and_steps_go_on(caplog: pytest.LogCap
     batches = [decode_step(*each) for each in STEPS]
     streams = FakeStreams()
     streams.capture_error = RuntimeError("operation not permitted when stream is capturing")
-    graphs = graphs_on(streams)
+    graphs, table = graphs_on(streams)
     with caplog.at_level(logging.WARNING):
-        found = results(graphs, streams, batches)
-    assert found == results(graphs_on(InlineStreams()), InlineStreams(), batches)
+        found = results((graphs, table), streams, batches)
+    assert found == plainly(batches)
     assert graphs.num_graphs == 0
     assert "not permitted" in graphs.failure
     assert len(caplog.records) == 1
@@ -175,19 +206,19 @@ def test_a_capture_that_fails_is_said_once_and_steps_go_on(caplog: pytest.LogCap
 
 def test_graphs_are_few_and_the_one_used_least_lately_goes() -> None:
     streams = FakeStreams()
-    graphs = graphs_on(streams, replace(LIMITS, max_graphs=2))
+    graphs, table = graphs_on(streams, replace(LIMITS, max_graphs=2))
     shapes = [(1, 20), (1, 20), (2, 20), (2, 20), (1, 20), (4, 20), (4, 20), (1, 20), (2, 20)]
     batches = [decode_step(*each) for each in shapes]
-    assert results(graphs, streams, batches) == results(graphs_on(InlineStreams()), InlineStreams(), batches)
+    assert results((graphs, table), streams, batches) == plainly(batches)
     assert graphs.num_graphs == 2
     assert streams.num_captures == 4, "only the graph of two rows was made twice"
 
 
 def test_no_more_graphs_are_made_when_their_memory_is_used_up() -> None:
     streams = FakeStreams()
-    graphs = graphs_on(streams, replace(LIMITS, max_bytes=1500))
+    graphs, table = graphs_on(streams, replace(LIMITS, max_bytes=1500))
     shapes = [(1, 20), (1, 20), (2, 20), (2, 20), (4, 20), (4, 20), (2, 20)]
     batches = [decode_step(*each) for each in shapes]
-    assert results(graphs, streams, batches) == results(graphs_on(InlineStreams()), InlineStreams(), batches)
+    assert results((graphs, table), streams, batches) == plainly(batches)
     assert graphs.num_graphs == 2, "those that are there go on"
     assert "2000 bytes" in graphs.failure

@@ -27,6 +27,7 @@ from naru_worker.adapters.ops.cuda.sampling_tensors import (  # noqa: E402
     SamplingLayout,
     SamplingTensors,
     pack,
+    row_flags,
 )
 from naru_worker.adapters.ops.protocol import SamplingBatch  # noqa: E402
 
@@ -42,10 +43,10 @@ def sampled(
 ) -> SamplerSpace:
     """Results of the kernels. Whatever they do not write is not a number, or 77."""
     layout = layout or SamplingLayout.of(batch)
-    has_pending = pending is not None
-    kinds = kinds or SamplingKinds.of(batch, has_pending=has_pending)
+    flags = row_flags(batch, has_pending=pending is not None)
+    kinds = kinds or SamplingKinds.of(batch, flags)
     buffer = np.full(layout.num_bytes, 0x55, np.uint8)
-    pack(batch, layout, buffer, has_pending=has_pending)
+    pack(batch, layout, buffer, flags)
     tensors = SamplingTensors.views(layout, torch.from_numpy(buffer))
     space = SamplerSpace.make(len(logits), batch.vocab_limit, kinds.max_logprobs, "cpu")
     for field in dataclasses.fields(space):

@@ -77,6 +77,7 @@ def test_arrays_equal_the_plan_however_batches_change(script: list[list[tuple[in
     builder = BatchBuilder(OPTIONS)
     sequences = [sequence(number, 12 + number) for number in range(8)]
     computed = [0] * 8
+    seen: dict[tuple[int, int], list[int]] = {}
     for turn, step in enumerate(script):
         rows: list[Row] = []
         copies: list[tuple[int, int]] = []
@@ -100,6 +101,11 @@ def test_arrays_equal_the_plan_however_batches_change(script: list[list[tuple[in
         ends = [end - 1 for end in plain(plan)["query_start"][1:]]
         batch = builder.build(plan, ends)
         assert_is(batch, plan)
+        assert batch.table_lines is not None
+        lines, stamps = batch.table_lines.lines.tolist(), batch.table_lines.stamps.tolist()
+        assert len(set(lines)) == len(lines) and all(0 <= line < OPTIONS.max_num_seqs for line in lines)
+        for line, stamp, table in zip(lines, stamps, batch.block_table.tolist(), strict=True):
+            assert stamp >= 1 and seen.setdefault((line, stamp), table) == table, "an old stamp on new numbers"
         assert batch.logits_rows.tolist() == ends
         assert batch.copies.tolist() == [list(pair) for pair in copies]
 

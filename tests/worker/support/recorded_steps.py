@@ -29,9 +29,11 @@ from naru_worker.adapters.ops.cuda.kernels.sampler import SamplerSpace, sample
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type, layer_caches
 from naru_worker.adapters.ops.cuda.launches import recorded_launches
 from naru_worker.adapters.ops.cuda.ops import CudaOps
-from naru_worker.adapters.ops.cuda.sampling_tensors import SamplingKinds, SamplingLayout, SamplingTensors
+from naru_worker.adapters.ops.cuda.sampling_tensors import SamplingKinds, SamplingLayout, SamplingTensors, row_flags
 from naru_worker.adapters.ops.cuda.staging import Staging
-from naru_worker.adapters.ops.cuda.step_tensors import step_arrays, step_tensors
+from naru_worker.adapters.ops.cuda.step_tensors import num_generated_sequences, step_arrays, step_tensors
+from naru_worker.adapters.ops.cuda.streams import InlineStreams
+from naru_worker.adapters.ops.cuda.table_twin import TableTwin
 from naru_worker.adapters.ops.protocol import KVConfig, KVFormat
 from naru_worker.core.model_config import ExpertsConfig, RopeConfig
 
@@ -107,6 +109,7 @@ class RecordedModel:
         self._ops = CudaOps(gpu, kv, layer_caches(blocks, kv, dtype), 512)
         self._weights = load_weights(DeviceWeights(gpu), checkpoint)  # type: ignore[arg-type]
         self._staging = Staging(gpu.torch_device)
+        self._table = TableTwin(gpu.torch_device, InlineStreams(), 128, 512, BLOCK_SIZE)
         self._drawn = torch.zeros(512, dtype=torch.int32)
 
     def step(self, sizes: Sizes) -> None:
@@ -121,8 +124,10 @@ class RecordedModel:
             lanes.append(
                 (Lane([1] * length, own, computed, num_prompt_tokens=length if is_prompt else 1), length - computed)
             )
-        arrays = step_arrays(batch_of(lanes, BLOCK_SIZE))
-        step = step_tensors(arrays, self._staging.put(arrays.arrays))
+        batch = batch_of(lanes, BLOCK_SIZE)
+        group = self._config.num_heads // self._config.num_kv_heads
+        arrays = step_arrays(batch, self._table.take(batch, num_generated_sequences(batch)), group, BLOCK_SIZE)
+        step = step_tensors(arrays, self._staging.put(arrays.arrays), self._table.tensor)
         if step.num_generated:
             fill_drawn_tokens(step.token_ids[: step.num_generated], self._drawn)
         self._ops.begin(step)
@@ -137,7 +142,7 @@ class RecordedModel:
             layout = SamplingLayout.of(batch)
             tensors = SamplingTensors.views(layout, torch.zeros(layout.num_bytes, dtype=torch.uint8))
             space = SamplerSpace.make(len(logits), batch.vocab_limit, 5, "cpu")
-            sample(logits, tensors, SamplingKinds.of(batch), space)
+            sample(logits, tensors, SamplingKinds.of(batch, row_flags(batch)), space)
 
 
 def described(case: CompileCase) -> str:

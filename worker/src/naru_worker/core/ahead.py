@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass
 
 from naru_worker.core.kv_manager import KVManager
-from naru_worker.core.request import Sequence, SequenceState
+from naru_worker.core.request import SequenceState
 from naru_worker.core.roster import Roster
 from naru_worker.core.scheduler_config import SchedulerConfig
 from naru_worker.core.step import Row, StepPlan
@@ -56,10 +56,14 @@ def plan_ahead(plan: StepPlan, roster: Roster, kv: KVManager, config: SchedulerC
         if sequence.state is not SequenceState.RUNNING:
             continue
         num_running += 1
-        obstacle = _obstacle_of_sequence(sequence)
+        request = sequence.request
+        obstacle = NotAhead.BEAMS if request.beams else None if sequence.matcher is None else NotAhead.GRAMMAR
         if obstacle is not None:
             return obstacle
-        if not _ends_with_next(sequence, config.max_model_len):
+        # Whether the token that is being drawn is the last one, whatever it is.
+        num_tokens = len(sequence.token_ids) + 1
+        num_output_tokens = num_tokens - len(request.prompt_token_ids)
+        if num_output_tokens != request.params.max_tokens and num_tokens < config.max_model_len:
             rows.append(Row(sequence, row.start + 1, 1, samples=True))
             sources.append(place)
     if num_running != len(roster.running):
@@ -84,15 +88,3 @@ def _obstacle_of_step(plan: StepPlan, roster: Roster, config: SchedulerConfig) -
         (bool(roster.waiting) and roster.has_place, NotAhead.ARRIVALS),
     )
     return next((reason for is_there, reason in obstacles if is_there), None)
-
-
-def _obstacle_of_sequence(sequence: Sequence) -> NotAhead | None:
-    if sequence.request.beams:
-        return NotAhead.BEAMS
-    return None if sequence.matcher is None else NotAhead.GRAMMAR
-
-
-def _ends_with_next(sequence: Sequence, max_model_len: int) -> bool:
-    """Whether the token that is being drawn is the last one, whatever it is."""
-    is_last = sequence.num_output_tokens + 1 == sequence.request.params.max_tokens
-    return is_last or len(sequence.token_ids) + 1 >= max_model_len

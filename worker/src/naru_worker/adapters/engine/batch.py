@@ -1,14 +1,14 @@
 """Turns a `StepPlan` into the arrays of one forward pass, in buffers made once.
 
 Called by the engine at each step. Does not look at sampling. Block-table rows stay where they are while the batch does
-not change, so that a decode step writes only what is new.
+not change, so that a decode step writes only what is new; `TableLines` tell a backend what that is.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from naru_worker.adapters.ops.protocol import BatchInputs, Int32Array, RunnerOptions
+from naru_worker.adapters.ops.protocol import BatchInputs, Int32Array, RunnerOptions, TableLines
 from naru_worker.core.request import Sequence
 from naru_worker.core.step import Row, StepPlan
 
@@ -31,6 +31,13 @@ class BatchBuilder:
         self._owners: list[Sequence | None] = [None] * num_seqs
         self._owner_versions = [0] * num_seqs
         self._filled = [0] * num_seqs
+        self._lines = np.zeros(num_seqs, np.int32)
+        self._stamps = np.zeros(num_seqs, np.int64)
+        self._last_stamp = 0
+        self._stamped_by = object()
+        self._free_lines = list(range(num_seqs))
+        self._line_of: dict[Sequence, int] = {}
+        self._row_of = [0] * num_seqs  # of each line, where its sequence stood last
         self._kept: BatchInputs | None = None
         self._kept_key = (0, 0, 0)
 
@@ -43,7 +50,7 @@ class BatchBuilder:
         """
         rows = plan.rows
         if plan.copies:
-            self.forget()  # copy-on-write changes entries in the middle of a table
+            self._owners = [None] * len(self._owners)  # copy-on-write changes entries in the middle of a table
         self._write_tables(rows)
         num_decodes = self._write_decodes(rows) if drawn_by is None else self._write_ahead(rows, drawn_by)
         num_tokens = num_decodes if num_decodes == len(rows) else self._write_runs(rows, num_decodes)
@@ -72,11 +79,14 @@ class BatchBuilder:
             logits_rows=logits_rows,
             copies=copies,
             num_generated_tokens=num_generated,
+            table_lines=TableLines(self._stamped_by, self._lines[:num_seqs], self._stamps[:num_seqs]),
         )
 
     def forget(self) -> None:
-        """Rewrites all block tables next time; also drops the references to sequences, for an idle engine."""
+        """Drops the references to sequences, for an idle engine; all block tables are rewritten next time."""
         self._owners = [None] * len(self._owners)
+        self._line_of.clear()
+        self._free_lines = list(range(len(self._owners)))
 
     def _write_decodes(self, rows: tuple[Row, ...]) -> int:
         """The leading single tokens; lists are cheaper than arrays at this size. Returns how many there are."""
@@ -132,23 +142,62 @@ class BatchBuilder:
     def _write_tables(self, rows: tuple[Row, ...]) -> None:
         """Brings row i of the table to the blocks of the i-th sequence.
 
-        Tables only grow until they are given up (`table_version`), except by copy-on-write (everything forgotten), so
-        that equal owner and equal version mean: what stands there is a prefix of what must stand there.
+        Tables only grow until they are given up (`table_version`), except by copy-on-write (all owners forgotten), so
+        that equal owner and equal version mean: what stands there is a prefix of what must stand there. A sequence
+        owns one row at most.
         """
         for i, row in enumerate(rows):
             sequence = row.sequence
             blocks = sequence.block_table
             count = len(blocks)
-            filled = self._filled[i]
-            known = self._owners[i] is sequence and self._owner_versions[i] == sequence.table_version
-            if known and filled == count:
+            is_known = self._owners[i] is sequence and self._owner_versions[i] == sequence.table_version
+            if is_known and self._filled[i] == count:
                 continue
-            if known and filled < count:
+            if not is_known:
+                is_known = self._take_row(i, sequence, rows)
+            filled = self._filled[i]
+            if is_known and filled == count:
+                continue
+            if is_known and filled < count:
                 self._tables[i, filled:count] = blocks[filled:]
             else:
                 self._tables[i, :count] = blocks
                 if count < filled:
                     self._tables[i, count:filled] = 0
-            self._owners[i] = sequence
-            self._owner_versions[i] = sequence.table_version
             self._filled[i] = count
+            self._last_stamp += 1
+            self._stamps[i] = self._last_stamp
+
+    def _take_row(self, i: int, sequence: Sequence, rows: tuple[Row, ...]) -> bool:
+        """Makes row i a sequence's own; whether it has become a prefix of its table, moved from where that stood."""
+        line = self._line_of.get(sequence)
+        if line is None:
+            line = self._new_line(rows)
+            self._line_of[sequence] = line
+            self._row_of[line] = i
+        before, self._row_of[line] = self._row_of[line], i
+        is_there = self._owners[before] is sequence
+        version, self._owner_versions[i] = self._owner_versions[before], sequence.table_version
+        if is_there:
+            self._owners[before] = None
+        self._owners[i] = sequence
+        self._lines[i] = line
+        if not is_there or before == i or version != sequence.table_version:
+            return False
+        # Most rows move up when a sequence before them has ended: numbers are copied, not lists turned into them.
+        count = self._filled[before]
+        width = max(count, self._filled[i])  # zeros stand behind what is filled
+        self._tables[i, :width] = self._tables[before, :width]
+        self._filled[i], self._stamps[i] = count, self._stamps[before]
+        return True
+
+    def _new_line(self, rows: tuple[Row, ...]) -> int:
+        """A line that no sequence of the step has."""
+        if not self._free_lines:
+            present = {row.sequence for row in rows}
+            for sequence in [each for each in self._line_of if each not in present]:
+                line = self._line_of.pop(sequence)
+                if self._owners[self._row_of[line]] is sequence:
+                    self._owners[self._row_of[line]] = None
+                self._free_lines.append(line)
+        return self._free_lines.pop()

@@ -105,6 +105,19 @@ class RunnerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class TableLines:
+    """What a backend that keeps block tables in its own memory has to know to take over only what is new in a step's.
+
+    A sequence keeps its line while it runs, wherever it stands in the batch. Arrays may change with the next step.
+    """
+
+    owner: object
+    """Whose lines and stamps these are: those of another say nothing about them."""
+    lines: Int32Array  # (S,) below max_num_seqs, none twice
+    stamps: npt.NDArray[np.int64]  # (S,) at least 1; while a line's is the same, so is its row of the table
+
+
+@dataclass(frozen=True, slots=True)
 class BatchInputs:
     """One forward pass over M tokens of S sequences; sequences own consecutive runs of tokens.
 
@@ -127,6 +140,8 @@ class BatchInputs:
     kind and its sequence alone: neither batch mates, nor chunks, nor a cached prefix of prompt tokens may change an
     answer.
     """
+    table_lines: TableLines | None = None
+    """None: nobody keeps count of what changes in `block_table`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +164,7 @@ class SamplingBatch:
 
     Order of work: see `naru_worker.core.sampling.SamplingParams`. Rows whose `target[i] >= 0` do not sample: they score
     the given token (prompt logprobs). Ids at or above `vocab_limit` are never drawn nor reported.
+    A batch that is given again, as the same object, differs in `counter` alone, and in what its masks allow.
     Tokens for penalties come flattened: row i's are penalty_ids[penalty_start[i]:penalty_start[i+1]] with the number of
     occurrences in the output (penalty_output_counts; 0 means: in the prompt only).
     """

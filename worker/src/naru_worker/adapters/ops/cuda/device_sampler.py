@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from naru_worker.adapters.ops.cuda.kernels.sampler import SamplerSpace, sample
-from naru_worker.adapters.ops.cuda.sampling_tensors import SamplingKinds, SamplingLayout, SamplingTensors, pack
+from naru_worker.adapters.ops.cuda.sampling_tensors import (
+    SamplingKinds,
+    SamplingLayout,
+    SamplingTensors,
+    pack,
+    pack_counters,
+    row_flags,
+)
 from naru_worker.adapters.ops.cuda.staging import Staging
 from naru_worker.adapters.ops.cuda.streams import Event, Streams
 from naru_worker.adapters.ops.protocol import SampleOutput, SamplingBatch
@@ -37,6 +44,17 @@ class Sampled:
     sources: tuple[Tensor, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A batch on the device."""
+
+    batch: SamplingBatch
+    has_pending: bool
+    kinds: SamplingKinds
+    layout: SamplingLayout
+    tensors: SamplingTensors
+
+
 class DeviceSampler:
     """Scratch and results of one model's sampler. For one thread; up to two steps may be on their way."""
 
@@ -47,6 +65,7 @@ class DeviceSampler:
         self._device = device
         self._streams = streams
         self._staging = Staging(device, streams)
+        self._placed: _Placed | None = None
         self._space: SamplerSpace | None = None
         self._space_limit = -1
         self._left: Event | None = None
@@ -65,20 +84,18 @@ class DeviceSampler:
 
         Args:
             logits: Gives (≥ R, vocab) to work on the stream of computation.
-            batch: May change after the call.
+            batch: May change after the call. The same object again differs in its counters alone: only they go up.
             hidden: Width of the hidden states that are wanted, and what gives them: (R, width).
             pending: (≥ R,) int32 on the device, of a step ahead: each row's newest token, which the batch does not
                 count for penalties yet.
         """
         if batch.masks is not None:
             await_masks(batch.masks)
-        num_rows, has_pending = len(batch.target), pending is not None
-        kinds = SamplingKinds.of(batch, has_pending=has_pending)
+        num_rows = len(batch.target)
         if not num_rows:
-            return Sampled(0, kinds.max_logprobs, {}, self._streams.copies.record(), ())
-        layout = SamplingLayout.of(batch)
-        pack(batch, layout, self._staging.begin(layout.num_bytes), has_pending=has_pending)
-        tensors = SamplingTensors.views(layout, self._staging.finish(layout.num_bytes))
+            return Sampled(0, max(0, batch.max_logprobs), {}, self._streams.copies.record(), ())
+        placed = self._place(batch, has_pending=pending is not None)
+        kinds, tensors = placed.kinds, placed.tensors
         space = self._room(num_rows, kinds)
         compute, copies = self._streams.compute, self._streams.copies
         if self._left is not None:
@@ -119,6 +136,23 @@ class DeviceSampler:
             top_logprobs=got("top_logprobs", (num_rows, num_best), np.float32),  # type: ignore[arg-type]
             hidden=sampled.places["hidden"].numpy().copy() if "hidden" in sampled.places else None,
         )
+
+    def _place(self, batch: SamplingBatch, *, has_pending: bool) -> _Placed:
+        """Sends what rows ask for, or what has changed of it."""
+        last, self._placed = self._placed, None
+        if last is not None and last.batch is batch and last.has_pending == has_pending and batch.masks is None:
+            num_bytes = last.layout.num_bytes
+            self._staging.finish(num_bytes, pack_counters(batch, last.layout, self._staging.begin(num_bytes)))
+            self._placed = last
+            return last
+        flags = row_flags(batch, has_pending=has_pending)
+        layout = SamplingLayout.of(batch)
+        pack(batch, layout, self._staging.begin(layout.num_bytes), flags)
+        staged = self._staging.finish(layout.num_bytes)
+        is_there = last is not None and last.layout == layout and last.tensors.seed.data_ptr() == staged.data_ptr()
+        tensors = last.tensors if last is not None and is_there else SamplingTensors.views(layout, staged)
+        self._placed = _Placed(batch, has_pending, SamplingKinds.of(batch, flags), layout, tensors)
+        return self._placed
 
     def _room(self, num_rows: int, kinds: SamplingKinds) -> SamplerSpace:
         """What most steps need is made once; rows with logprobs, and scored prompts, get room of their own."""

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from naru_worker.adapters.ops.cuda.staging import Staging, staged_bytes
-from naru_worker.adapters.ops.cuda.step_tensors import StepArrays, StepTensors, step_tensors
+from naru_worker.adapters.ops.cuda.staging import Staging
+from naru_worker.adapters.ops.cuda.step_tensors import StepArrays, StepTensors
 from naru_worker.adapters.ops.cuda.streams import Graph, Streams
 from naru_worker.adapters.ops.protocol import BatchInputs, Int32Array
 
@@ -54,6 +54,8 @@ class GraphKey:
     num_rows: int
     reach: int
     """Tokens that a row may see."""
+    most_run_rows: int
+    """Most rows of a sequence that are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,11 @@ class GraphLimits:
     max_bytes: int = MAX_GRAPH_BYTES
 
 
-def graph_key(batch: BatchInputs, limits: GraphLimits, *, wants_hidden: bool = False) -> GraphKey | NoGraph:
+def graph_key(
+    batch: BatchInputs, step: StepArrays, limits: GraphLimits, *, wants_hidden: bool = False
+) -> GraphKey | NoGraph:
     """The smallest graph that holds a step, or why there is none. Guessed tokens are rows like others."""
-    num_rows = len(batch.token_ids)
-    longest = int(batch.positions.max(initial=0)) + 1
+    num_rows, longest = len(batch.token_ids), step.longest_generated
     obstacles = (
         (batch.num_generated_tokens < num_rows or not num_rows, NoGraph.PROMPTS),
         (len(batch.copies) > 0, NoGraph.COPIES),
@@ -82,7 +85,8 @@ def graph_key(batch: BatchInputs, limits: GraphLimits, *, wants_hidden: bool = F
     for is_there, reason in obstacles:
         if is_there:
             return reason
-    key = GraphKey(rounded_rows(num_rows, limits.max_rows), rounded_reach(longest, limits.max_reach))
+    reach = rounded_reach(longest, limits.max_reach)
+    key = GraphKey(rounded_rows(num_rows, limits.max_rows), reach, step.most_run_rows)
     return NoGraph.TOO_WIDE if key.num_rows * key.reach > MAX_CELLS else key
 
 
@@ -100,42 +104,33 @@ def rounded_reach(longest: int, max_reach: int) -> int:
     return min(reach, max_reach)
 
 
-def padded(step: StepArrays, key: GraphKey, block_size: int) -> StepArrays:
-    """A step of generated tokens with the shapes of its graph. Rows too many see nothing and write nowhere."""
-    rows, columns = key.num_rows, -(-key.reach // block_size)
+_STAGED = ("token_ids", "positions", "slots", "generated_lens", "run_start", "run_lines")
+"""A graph's inputs, one behind the other: a row more than it has is for the end of the last run."""
+
+
+def staged_words(num_rows: int) -> int:
+    """int32s of each of a graph's inputs, whole 16 bytes of them."""
+    return -(-(num_rows + 1) // 4) * 4
+
+
+def fill_padded(words: Int32Array, step: StepArrays, num_rows: int) -> None:
+    """Writes a step of generated tokens with the shape of its graph. Rows too many see nothing and write nowhere.
+
+    Args:
+        words: (6, staged_words) in the order of `_STAGED`. Mutated, whole.
+        step: Of generated tokens alone.
+        num_rows: Of the graph.
+    """
     arrays = step.arrays
-    table = np.zeros((rows, columns), np.int32)
-    given = arrays["generated_table"][:, :columns]
-    table[: len(given), : given.shape[1]] = given
-    nothing = np.zeros(0, np.int32)
-    filled = {
-        "token_ids": _filled(arrays["token_ids"], rows, 0),
-        "positions": _filled(arrays["positions"], rows, 0),
-        "slots": _filled(arrays["slots"], rows, -1),
-        "logits_rows": np.arange(rows, dtype=np.int32),
-        "generated_lens": _filled(arrays["generated_lens"], rows, 0),
-        "generated_table": table,
-        "prompt_start": np.zeros(1, np.int32),
-        "prompt_lens": nothing,
-        "prompt_table": np.zeros((0, columns), np.int32),
-    }
-    return StepArrays(filled, rows, key.reach, 0)
-
-
-def _filled(values: Int32Array, count: int, rest: int) -> Int32Array:
-    result = np.full(count, rest, np.int32)
-    result[: len(values)] = values
-    return result
-
-
-NOTHING = StepArrays(
-    {name: np.zeros(0, np.int32) for name in ("token_ids", "positions", "slots", "generated_lens")}
-    | {"generated_table": np.zeros((0, 0), np.int32)},
-    num_generated=0,
-    longest_generated=0,
-    longest_prompt_chunk=0,
-)
-"""A step of no rows, to be padded."""
+    words.fill(0)
+    for i, name in enumerate(_STAGED):
+        words[i, : len(arrays[name])] = arrays[name]
+    count, num_runs = len(arrays["token_ids"]), len(arrays["run_lines"])
+    words[2, count:] = -1
+    # Each of those rows is a run, so that somebody gives it zeros; runs too many have no rows.
+    ends = words[4, num_runs + 1 : num_rows + 1]
+    ends[:] = num_rows
+    ends[: num_rows - count] = np.arange(count + 1, num_rows + 1)
 
 
 class DecodeGraphs:
@@ -149,11 +144,19 @@ class DecodeGraphs:
         self,
         device: torch.device,
         streams: Streams,
-        block_size: int,
+        table: Tensor,
         limits: GraphLimits,
         compute: Callable[[StepTensors], Tensor],
     ) -> None:
-        """`compute` launches the forward pass, and returns logits."""
+        """Makes none yet.
+
+        Args:
+            device: Where steps are computed.
+            streams: Of that device.
+            table: Block tables of all sequences; it stays where it is.
+            limits: Of the model.
+            compute: Launches the forward pass, and returns logits.
+        """
         self.limits = limits
         self.failure = "" if streams.can_capture else NoGraph.OFF.value
         """Why no graph is made any more; empty: they are."""
@@ -161,12 +164,15 @@ class DecodeGraphs:
         self.num_bytes = 0
         """Device memory that captures have taken."""
         self._streams = streams
-        self._block_size = block_size
+        self._table = table
         self._compute = compute
         self._seen: set[GraphKey] = set()
         self._graphs: dict[GraphKey, Graph] = {}  # the one used last stands last
-        self._staging: Staging | None = None
-        self._device = device
+        self._inputs: dict[GraphKey, StepTensors] = {}
+        # With room for the largest step: should it grow, graphs would read memory that is gone.
+        self._staging = Staging(device, streams, _num_bytes(limits.max_rows))
+        self._nothing = torch.zeros(1, dtype=torch.int32, device=device)
+        self._iota = torch.arange(limits.max_rows, dtype=torch.int32, device=device)
 
     @property
     def num_graphs(self) -> int:
@@ -178,8 +184,13 @@ class DecodeGraphs:
 
         These are (key.num_rows, vocab) and (key.num_rows,).
         """
-        wide = padded(step, key, self._block_size)
-        tensors = step_tensors(wide, self._place().put(wide.arrays))
+        num_bytes = _num_bytes(key.num_rows)
+        words = self._staging.begin(num_bytes)[:num_bytes].view(np.int32)
+        fill_padded(words.reshape(len(_STAGED), -1), step, key.num_rows)
+        staged = self._staging.finish(num_bytes)
+        tensors = self._inputs.get(key)
+        if tensors is None:
+            tensors = self._inputs[key] = self._tensors(key, staged.view(torch.int32).view(len(_STAGED), -1))
         graph = self._graph(key, tensors)
         if graph is None:
             results: list[Tensor] = []
@@ -189,10 +200,12 @@ class DecodeGraphs:
         self.num_replays += 1
         return graph.output, tensors.token_ids
 
-    def forget(self) -> None:
-        """Gives up all graphs and their inputs' place; they are made anew where steps still need them."""
+    def close(self) -> None:
+        """Gives up all graphs and whatever they read. No step is launched any more."""
         self._graphs.clear()
-        self._staging = None
+        self._inputs.clear()
+        for name in ("_staging", "_table", "_nothing", "_iota"):
+            self.__dict__.pop(name, None)
 
     def _graph(self, key: GraphKey, tensors: StepTensors) -> Graph | None:
         graph = self._graphs.pop(key, None)
@@ -228,12 +241,23 @@ class DecodeGraphs:
         self.failure = reason
         _log.warning("no more CUDA graphs are made: %s; such steps are launched kernel by kernel", reason)
 
-    def _place(self) -> Staging:
-        """Made with room for the largest step: should it grow, graphs would read memory that is gone."""
-        if self._staging is None:
-            limits = self.limits
-            rows = [*(count for count in NUM_ROWS if count < limits.max_rows), limits.max_rows]
-            keys = [GraphKey(count, min(limits.max_reach, max(MAX_CELLS // count, FIRST_REACH))) for count in rows]
-            sizes = [staged_bytes(padded(NOTHING, key, self._block_size).arrays) for key in keys]
-            self._staging = Staging(self._device, self._streams, max(sizes))
-        return self._staging
+    def _tensors(self, key: GraphKey, words: Tensor) -> StepTensors:
+        """The inputs of a graph where they are staged."""
+        rows, nothing = key.num_rows, self._nothing
+        staged = {name: words[i, : rows + (name == "run_start")] for i, name in enumerate(_STAGED)}
+        return StepTensors(
+            **staged,
+            logits_rows=self._iota[:rows],
+            prompt_start=nothing,
+            prompt_lens=nothing[:0],
+            prompt_table=nothing[:0].view(0, 1),
+            generated_table=self._table,
+            num_generated=rows,
+            longest_generated=key.reach,
+            most_run_rows=key.most_run_rows,
+            longest_prompt_chunk=0,
+        )
+
+
+def _num_bytes(num_rows: int) -> int:
+    return 4 * len(_STAGED) * staged_words(num_rows)

@@ -169,7 +169,7 @@ class CudaOps:
     def _attend_generated(self, q: Tensor, layer: int, scale: float, window: int | None, out: Tensor) -> None:
         step, cache, head_dim = self.step, self._caches[layer], self._kv.head_dim
         split = split_tokens(head_dim, cache.keys.element_size())
-        num_splits = split_count(step.longest_generated, split, window=window)
+        num_splits = split_count(step.longest_generated, split, window=window, most_rows=step.most_run_rows)
         partials = None
         if num_splits > 1:
             shape = decode_partials_shape(len(q), q.shape[1], head_dim, num_splits)
@@ -179,12 +179,15 @@ class CudaOps:
             cache.keys,
             cache.values,
             step.generated_table,
+            step.run_lines,
+            step.run_start,
             step.generated_lens,
             out,
             partials,
             scale=scale,
             window=window,
             num_splits=num_splits,
+            most_rows=step.most_run_rows,
             key_scales=cache.key_scales,
             value_scales=cache.value_scales,
             arch=self._gpu.arch,

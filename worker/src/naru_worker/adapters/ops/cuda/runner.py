@@ -33,8 +33,14 @@ from naru_worker.adapters.ops.cuda.memory.pinned_pool import PinnedPool
 from naru_worker.adapters.ops.cuda.memory.weight_space import WeightSpace
 from naru_worker.adapters.ops.cuda.ops import CudaOps
 from naru_worker.adapters.ops.cuda.staging import Staging
-from naru_worker.adapters.ops.cuda.step_tensors import StepTensors, step_arrays, step_tensors
+from naru_worker.adapters.ops.cuda.step_tensors import (
+    StepTensors,
+    num_generated_sequences,
+    step_arrays,
+    step_tensors,
+)
 from naru_worker.adapters.ops.cuda.streams import Streams, open_streams
+from naru_worker.adapters.ops.cuda.table_twin import TableTwin
 from naru_worker.adapters.ops.protocol import (
     BatchInputs,
     FloatArray,
@@ -97,8 +103,11 @@ class CudaRunner:
         self._streams = open_streams(gpu.torch_device) if streams is None else streams
         self._staging = Staging(gpu.torch_device, self._streams)
         self._sampler = DeviceSampler(gpu.torch_device, self._streams, options.max_num_seqs)
+        self._table = TableTwin(
+            gpu.torch_device, self._streams, options.max_num_seqs, options.max_model_len, options.block_size
+        )
         limits = GraphLimits(min(options.max_num_seqs, NUM_ROWS[-1]), options.max_model_len)
-        self.graphs = DecodeGraphs(gpu.torch_device, self._streams, options.block_size, limits, self._compute_rows)
+        self.graphs = DecodeGraphs(gpu.torch_device, self._streams, self._table.tensor, limits, self._compute_rows)
         self._logits: Tensor | None = None
         self.plain_steps: Counter[NoGraph] = Counter()
         """Steps that were launched kernel by kernel, by the reason."""
@@ -173,11 +182,11 @@ class CudaRunner:
         """Waits for what was launched, and gives back all memory. The runner is dead afterwards."""
         with contextlib.suppress(DeviceError):  # whoever fetched was told
             self._streams.synchronize()
-        self.graphs.forget()
+        self.graphs.close()
         self._ops = self._weights = self._logits = None
         self._words = torch.empty(0, dtype=torch.int32)
         # Engines and runners are in cycles, which are collected late: what has memory of the GPU goes at once.
-        for name in ("_sampler", "_staging"):
+        for name in ("_sampler", "_staging", "_table"):
             self.__dict__.pop(name, None)
         self._kv_blocks.arena.close()
         self._space.close()
@@ -214,13 +223,15 @@ class CudaRunner:
         if self._ops is None or self._space.arena.is_asleep:
             raise InternalError(f"the runner is {'closed' if self._ops is None else 'asleep'}")
         self._kv_blocks.ensure_for(batch, self.kv.block_size)
-        step = step_arrays(batch)
-        key = NoGraph.OFF if self.graphs.failure else graph_key(batch, self.graphs.limits, wants_hidden=wants_hidden)
+        lines = self._table.take(batch, num_generated_sequences(batch))
+        step = step_arrays(batch, lines, self.config.num_heads // self.config.num_kv_heads, self.kv.block_size)
+        limits = self.graphs.limits
+        key = NoGraph.OFF if self.graphs.failure else graph_key(batch, step, limits, wants_hidden=wants_hidden)
         if not isinstance(key, NoGraph):
             return self.graphs.launch(step, key)
         self.plain_steps[key] += 1
         tensors = self._staging.put({**step.arrays, "copies": batch.copies})
-        inputs, pairs = step_tensors(step, tensors), batch.copies.tolist()
+        inputs, pairs = step_tensors(step, tensors, self._table.tensor), batch.copies.tolist()
         results: list[Tensor] = []
 
         def work() -> None:

@@ -50,17 +50,19 @@ class Staging:
         for name, array in arrays.items():
             raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
             on_host[places[name] : places[name] + len(raw)] = raw
-        self._upload(buffer, end)
+        self._upload(buffer, slice(0, end))
         return {name: self._view(places[name], array) for name, array in arrays.items()}
 
     def begin(self, num_bytes: int) -> npt.NDArray[np.uint8]:
         """A buffer of at least so many bytes to be filled, and then given to `finish`, before any other call."""
         return np.asarray(self._free_buffer(num_bytes).memory.numpy())
 
-    def finish(self, num_bytes: int) -> Tensor:
-        """Sends what was filled in; (num_bytes,) uint8 on the device."""
-        buffer = self._buffers[self._next]
-        self._upload(buffer, num_bytes)
+    def finish(self, num_bytes: int, part: slice | None = None) -> Tensor:
+        """Sends what was filled in; (num_bytes,) uint8 on the device.
+
+        `part`: of these bytes only, in a buffer of the size of the last one; the others stay as they were.
+        """
+        self._upload(self._buffers[self._next], slice(0, num_bytes) if part is None else part)
         return self._twin[:num_bytes]
 
     def _free_buffer(self, num_bytes: int) -> _HostBuffer:
@@ -73,19 +75,14 @@ class Staging:
             buffer.memory = self._streams.host_buffer(2 * num_bytes)
         return buffer
 
-    def _upload(self, buffer: _HostBuffer, num_bytes: int) -> None:
-        self._streams.compute.upload(buffer.memory[:num_bytes], self._twin[:num_bytes])
+    def _upload(self, buffer: _HostBuffer, part: slice) -> None:
+        self._streams.compute.upload(buffer.memory[part], self._twin[part])
         buffer.copied = self._streams.compute.record()
         self._next = (self._next + 1) % NUM_HOST_BUFFERS
 
     def _view(self, place: int, array: npt.NDArray[Any]) -> Tensor:
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         return self._twin[place : place + array.nbytes].view(dtype).view(array.shape)
-
-
-def staged_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Bytes of a buffer that `put` fills with these."""
-    return _places(arrays)[1]
 
 
 def _places(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, int], int]:

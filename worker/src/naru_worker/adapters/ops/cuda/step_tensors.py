@@ -1,6 +1,6 @@
 """A step's inputs as the kernels take them: generated rows apart from prompts, everything on the device.
 
-`step_arrays` is plain numpy on the host; `StepTensors` are the same after one copy.
+`step_arrays` is plain numpy on the host; `StepTensors` are the same after one copy, over the table that is kept there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from naru_worker.adapters.ops.protocol import BatchInputs
+from naru_worker.adapters.ops.cuda.kernels.attention_decode import packed_tokens, tile_tokens
+from naru_worker.adapters.ops.protocol import BatchInputs, Int32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class StepArrays:
     """Rows [0, num_generated) were generated, the others belong to prompts."""
     longest_generated: int
     """Most tokens that a generated row sees; 0 without any."""
+    most_run_rows: int
+    """No run has more rows; as many as the kernels' tile has places for."""
     longest_prompt_chunk: int
     """Most rows of one prompt; 0 without any."""
 
@@ -38,43 +41,80 @@ class StepTensors:
     slots: Tensor  # (M,) -1: nothing is written
     logits_rows: Tensor  # (R,)
     generated_lens: Tensor  # (G,) tokens that each generated row sees
-    generated_table: Tensor  # (G, max_blocks)
+    run_start: Tensor  # (runs + 1,) first row of each run: generated rows of a sequence that follow one another
+    run_lines: Tensor  # (runs,) whose table each run reads
     prompt_start: Tensor  # (P + 1,) first row of each prompt, counted from num_generated
     prompt_lens: Tensor  # (P,)
     prompt_table: Tensor  # (P, max_blocks)
+    generated_table: Tensor  # (lines, max_blocks)
     num_generated: int
     longest_generated: int
+    most_run_rows: int
     longest_prompt_chunk: int
 
 
-def step_arrays(batch: BatchInputs) -> StepArrays:
-    """Splits a batch by kind. A generated row is a sequence of its own, so that guessed tokens need no other kernel."""
-    num_generated = batch.num_generated_tokens
+def num_generated_sequences(batch: BatchInputs) -> int:
+    """Sequences whose rows were generated: the first ones."""
+    return int(np.searchsorted(batch.query_start, batch.num_generated_tokens)) if batch.num_generated_tokens else 0
+
+
+def step_arrays(batch: BatchInputs, lines: Int32Array, group: int, block_size: int) -> StepArrays:
+    """Splits a batch by kind.
+
+    Args:
+        batch: Its arrays are views in the result.
+        lines: Of the sequences with generated rows.
+        group: Query heads of a kv head: it decides how many rows of a sequence are computed together.
+        block_size: Tokens of a KV block.
+    """
+    num_generated, num_sequences = batch.num_generated_tokens, len(lines)
     starts = batch.query_start
-    num_sequences = int(np.searchsorted(starts, num_generated)) if num_generated else 0
-    rows_of = np.repeat(np.arange(num_sequences), np.diff(starts[: num_sequences + 1]))
     lens = batch.positions[:num_generated] + np.int32(1)
-    chunks = np.diff(starts[num_sequences:])
+    run_start, run_lines = starts[: num_sequences + 1], lines
+    longest_run = int((run_start[1:] - run_start[:-1]).max(initial=1))
+    if longest_run > packed_tokens(group):
+        longest_run = packed_tokens(group)
+        run_start, run_lines = _cut(run_start, lines, longest_run)
+    prompt_start, prompt_lens = starts[num_sequences:] - np.int32(num_generated), batch.seq_lens[num_sequences:]
+    num_columns = -(-int(prompt_lens.max(initial=0)) // block_size)
     arrays = {
         "token_ids": batch.token_ids,
         "positions": batch.positions,
         "slots": batch.slots,
         "logits_rows": batch.logits_rows,
         "generated_lens": lens,
-        "generated_table": batch.block_table[rows_of],
-        "prompt_start": starts[num_sequences:] - np.int32(num_generated),
-        "prompt_lens": batch.seq_lens[num_sequences:],
-        "prompt_table": batch.block_table[num_sequences:],
+        "run_start": run_start,
+        "run_lines": run_lines,
+        "prompt_start": prompt_start,
+        "prompt_lens": prompt_lens,
+        "prompt_table": batch.block_table[num_sequences:, :num_columns],
     }
-    return StepArrays(arrays, num_generated, int(lens.max(initial=0)), int(chunks.max(initial=0)))
+    return StepArrays(
+        arrays,
+        num_generated,
+        int(lens.max(initial=0)),
+        tile_tokens(longest_run, group),
+        int((prompt_start[1:] - prompt_start[:-1]).max(initial=0)),
+    )
 
 
-def step_tensors(step: StepArrays, tensors: Mapping[str, Tensor]) -> StepTensors:
-    """The step over the arrays' copies on the device."""
+def _cut(run_start: Int32Array, lines: Int32Array, most_rows: int) -> tuple[Int32Array, Int32Array]:
+    """Runs of at most so many rows."""
+    counts = np.diff(run_start)
+    pieces = -(-counts // most_rows)
+    first_piece = np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = np.repeat(run_start[:-1], pieces) + (np.arange(len(first_piece)) - first_piece) * most_rows
+    return np.append(starts, run_start[-1:]).astype(np.int32), np.repeat(lines, pieces)
+
+
+def step_tensors(step: StepArrays, tensors: Mapping[str, Tensor], table: Tensor) -> StepTensors:
+    """The step over the arrays' copies on the device, and the table of generated rows there."""
     placed = {name: tensors[name] for name in step.arrays}
     return StepTensors(
         **placed,
+        generated_table=table,
         num_generated=step.num_generated,
         longest_generated=step.longest_generated,
+        most_run_rows=step.most_run_rows,
         longest_prompt_chunk=step.longest_prompt_chunk,
     )

@@ -50,7 +50,7 @@ def receive(connection: socket.socket) -> Frame | None:
 
 
 def pack_batch(batch: BatchInputs) -> bytes:
-    """A step's inputs in one piece of memory: lengths first, then all arrays."""
+    """A step's inputs in one piece of memory: lengths first, then all arrays. What changed in tables is not said."""
     arrays = [getattr(batch, name) for name in _ARRAYS]
     sizes = [array.size for array in arrays]
     head = np.array([batch.num_generated_tokens, batch.block_table.shape[1], *sizes], np.int32)
@@ -66,7 +66,7 @@ def unpack_batch(packed: bytes) -> BatchInputs:
     arrays = dict(zip(_ARRAYS, pieces, strict=True))
     arrays["block_table"] = arrays["block_table"].reshape(len(arrays["seq_lens"]), width)
     arrays["copies"] = arrays["copies"].reshape(-1, 2)
-    return BatchInputs(**arrays, num_generated_tokens=num_generated)
+    return BatchInputs(**arrays, num_generated_tokens=num_generated)  # type: ignore[arg-type]
 
 
 def _exactly(connection: socket.socket, num_bytes: int) -> bytes | None:
