@@ -53,10 +53,10 @@ class KVBlocks:
             OutOfDeviceMemory: there is no room for all of them; some may have come.
         """
         # Of -1 (nowhere) the flag of the last block is looked at: at worst a look too many.
-        if self._is_there[blocks].all():
+        is_there = self._is_there[blocks]
+        if is_there.all():
             return
-        missing = np.unique(blocks[blocks >= 0])
-        missing = missing[~self._is_there[missing]]
+        missing = np.unique(blocks[~is_there & (blocks >= 0)])
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1) if len(missing) else ():
             first, count = int(run[0]), len(run)
             self.arena.ensure(first * self.block_bytes, count * self.block_bytes)
