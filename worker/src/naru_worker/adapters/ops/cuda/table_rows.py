@@ -9,7 +9,7 @@ from naru_worker.adapters.ops.cuda.kernels.embed import add_rows, embed
 from naru_worker.adapters.ops.cuda.kernels.embed_groups import embed_groups
 from naru_worker.adapters.ops.cuda.kernels.fp8_linear import Fp8Rows
 from naru_worker.adapters.ops.cuda.kernels.group_layout import GroupRows
-from naru_worker.adapters.ops.cuda.weights import LinearWeight
+from naru_worker.adapters.ops.cuda.weights import DenseRows, LinearWeight
 
 
 def table_rows(table: LinearWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
