@@ -58,6 +58,7 @@ FOOTPRINTS = st.lists(
         kv_floor_bytes=st.integers(0, 10),
         workspace_bytes=st.integers(0, 20),
         private_bytes=st.integers(0, 5),
+        asleep_bytes=st.sampled_from([0, 0, 1, 20]),
     ),
     min_size=len(NAMES),
     max_size=len(NAMES),
@@ -74,6 +75,8 @@ LUCKS = st.builds(
     load_fails=st.sampled_from([0.0, 0.2]),
     failure_is_permanent=st.sampled_from([0.0, 0.3]),
     keeps_bytes=st.sampled_from([0.0, 0.3]),
+    not_kept=st.sampled_from([0.0, 0.3]),
+    wake_fails=st.sampled_from([0.0, 0.3]),
     kv_grows=st.sampled_from([0.0, 0.7]),
     stop_is_late=st.sampled_from([0.0, 0.5]),
 )
@@ -152,7 +155,8 @@ def footprints_of(drawn: list[Footprint], sizes: dict[str, int]) -> dict[str, Fo
             sizes[each.weights_key],
             each.kv_floor_bytes,
             each.workspace_bytes,
-            each.private_bytes,
+            each.private_bytes + each.asleep_bytes,
+            each.asleep_bytes,
         )
         for name, each in zip(NAMES, drawn, strict=True)
     }

@@ -7,6 +7,7 @@ memory keep and no loaded model uses. While a load or an unload moves pages betw
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from naru_worker.core.hub.model import Footprint
@@ -49,6 +50,9 @@ class Accounts:
         self._pages: dict[PageKey, Pages] = {}
         self._holdings: dict[str, Holding] = {}
         self._kept: dict[str, Footprint] = {}
+        self._asleep: dict[str, int] = {}
+        """What models in host memory have left in the engine account; it becomes part of their next load."""
+        self._asleep_bytes = 0
         self._weight_bytes = 0
         self._private_bytes = 0
         self._kv_bytes = 0
@@ -73,6 +77,7 @@ class Accounts:
         return (
             self._weight_bytes
             + self._private_bytes
+            + self._asleep_bytes
             + self._kv_bytes
             + self.workspace_bytes
             + self.unreturned_bytes
@@ -92,7 +97,7 @@ class Accounts:
     # --- engine account ---------------------------------------------------------------------------------------------
 
     def need_bytes(self, footprint: Footprint) -> int:
-        """What a load would book now."""
+        """What a load of a model that has left nothing would book now."""
         pages = self._pages.get(page_key(footprint))
         is_shared = pages is not None and bool(pages.users)
         return (
@@ -102,9 +107,18 @@ class Accounts:
             + max(0, footprint.workspace_bytes - self.workspace_bytes)
         )
 
+    def asleep_bytes(self, names: Iterable[str]) -> int:
+        """What these models have left in the engine account, and give back when they leave host memory or load."""
+        return sum(self._asleep.get(name, 0) for name in names if name not in self._holdings)
+
+    def load_bytes(self, name: str, footprint: Footprint) -> int:
+        """What a load of this model would book now, beyond what it has left there."""
+        return self.need_bytes(footprint) - self.asleep_bytes([name])
+
     def begin_load(self, name: str, footprint: Footprint) -> int:
         """Books a load; returns how many bytes it took."""
-        need_bytes = self.need_bytes(footprint)
+        need_bytes = self.load_bytes(name, footprint)
+        self._asleep_bytes -= self._asleep.get(name, 0)
         pages = self._pages.setdefault(page_key(footprint), Pages(footprint.weight_bytes))
         if not pages.users:
             self._weight_bytes += pages.num_bytes
@@ -126,9 +140,10 @@ class Accounts:
         self._pay_host(pages, False)
 
     def cancel_load(self, name: str) -> None:
-        """It is not loaded: what was booked is free; what it keeps in host memory stays kept."""
+        """It is not loaded: what was booked is free; what it keeps in host memory stays kept, as it was."""
         del self._loading[name]
         self._leave(name)
+        self._asleep_bytes += self._asleep.get(name, 0)
 
     def begin_unload(self, name: str, *, keep_host: bool) -> None:
         """Its pages leave the engine account with `end_unload`; where host memory keeps them, it pays from now on."""
@@ -142,7 +157,10 @@ class Accounts:
             self._pay_host(pages, True)
 
     def end_unload(self, name: str, unreturned_bytes: int) -> None:
-        """It is out; `unreturned_bytes` stay booked."""
+        """It is out; `unreturned_bytes` stay booked, and what it leaves behind where it is kept in host memory."""
+        if name in self._kept:
+            self._asleep[name] = self._holdings[name].footprint.asleep_bytes
+            self._asleep_bytes += self._asleep[name]
         self._leave(name)
         self.unreturned_bytes += unreturned_bytes
 
@@ -176,6 +194,9 @@ class Accounts:
         footprint = self._kept.pop(name, None)
         if footprint is None:
             return
+        left_bytes = self._asleep.pop(name, 0)
+        if name not in self._holdings:
+            self._asleep_bytes -= left_bytes
         pages = self._pages[page_key(footprint)]
         del pages.keepers[name]
         if not pages.keepers:

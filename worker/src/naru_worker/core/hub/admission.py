@@ -80,9 +80,9 @@ def begin_loads(state: HubState) -> None:
 def _consider(state: HubState, record: Record, line: _Line) -> None:
     memory, footprint = state.memory, record.entry.footprint
     assert footprint is not None, "whatever waits for a load was fetched"
-    need_bytes = memory.planned_bytes(footprint, line.before, state.leaving)
+    need_bytes = memory.planned_bytes(footprint, line.before, state.leaving) - memory.asleep_bytes([record.name])
     if need_bytes <= line.available_bytes:
-        if memory.need_bytes(footprint) <= memory.free_bytes:
+        if memory.load_bytes(record.name, footprint) <= memory.free_bytes:
             _load(state, record, footprint)
             line.spare_bytes = state.spare_bytes()
         else:

@@ -122,6 +122,8 @@ class Failed:
     is_permanent: bool = False
     """Trying again cannot help until the model or the worker changes."""
     unreturned_bytes: int = 0
+    is_in_host: bool = False
+    """A load's: the weights that were in host memory are there still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,8 @@ class Unloaded:
     unreturned_bytes: int = 0
     error: str = ""
     """What went wrong where bytes were not returned."""
+    not_kept: str = ""
+    """Why the weights are not in host memory though they were to be kept there; empty: they are."""
 
 
 @dataclass(frozen=True, slots=True)

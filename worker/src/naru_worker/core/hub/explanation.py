@@ -94,7 +94,7 @@ def _wait(state: HubState, record: Record) -> Iterator[str]:
 def _room(state: HubState, record: Record) -> Iterator[str]:
     footprint = record.entry.footprint
     assert footprint is not None, "whatever waits for a load was fetched"
-    need, free = state.memory.need_bytes(footprint), max(0, state.memory.free_bytes)
+    need, free = state.memory.load_bytes(record.name, footprint), max(0, state.memory.free_bytes)
     coming = state.spare_bytes() - state.memory.free_bytes
     yield f"It needs {need} bytes, {free} are free and {coming} are on their way."
     if need <= free:

@@ -48,12 +48,16 @@ def _needs(footprint: Footprint) -> str:
 
 
 def fail(state: HubState, record: Record, error: str, *, is_permanent: bool) -> None:
-    """A fetch, host or load operation of a record failed; the operation has ended, and nothing of it is left."""
+    """A fetch, host or load operation of a record failed; the operation has ended, and nothing of it is left but
+    weights that were in host memory before, maybe.
+    """
     entry, now_s = record.entry, state.now_s
     entry.num_failures = failures_in_row(state.config, entry.num_failures, record.failed_at_s, now_s) + 1
     entry.retry_at_s = retry_at_s(state.config, entry.num_failures, now_s, is_permanent=is_permanent)
     _mark(state, record, error)
     record.is_permanent = is_permanent
+    if record.place is Place.HOST and not is_permanent:
+        record.goal = max(record.goal, Tier.HOST)
     if is_permanent:
         record.goal = Tier.COLD
     else:

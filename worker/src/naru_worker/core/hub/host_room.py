@@ -32,7 +32,10 @@ def find_host_room(state: HubState, record: Record, num_bytes: int) -> HostRoom:
     if memory.host_freed_bytes(leaving) >= missing_bytes:
         return HostRoom(False, True)
     victims: list[Record] = []
-    for victim in _droppable(state, record):
+    limit = state.host_rank(record)[:2]
+    for victim in resting_in_host(state, record):
+        if state.host_rank(victim)[:2] > limit:
+            return HostRoom(False, False)
         victims.append(victim)
         leaving[victim.name] = victim
         if memory.host_freed_bytes(leaving) >= missing_bytes:
@@ -48,13 +51,10 @@ def find_host_room(state: HubState, record: Record, num_bytes: int) -> HostRoom:
     return HostRoom(False, True, tuple(victims))
 
 
-def _droppable(state: HubState, record: Record) -> Iterator[Record]:
-    """Models in host memory that may leave it for this one, least valuable first."""
-    limit = state.host_rank(record)
+def resting_in_host(state: HubState, record: Record) -> Iterator[Record]:
+    """Models in host memory that may leave it for another one, least valuable first."""
     for name in state.in_host:
         other = state.records[name]
-        if state.host_rank(other)[:2] > limit[:2]:
-            return
         is_resting = other.operation is None and other.wanted < Tier.ACTIVE and not other.entry.residency.pinned
         if is_resting and other is not record:
             yield other

@@ -19,6 +19,7 @@ class MemoryView:
     kv_bytes: int
     """Committed KV of loaded models."""
     private_bytes: int
+    """Of loaded models, and what is left of those that wait in host memory."""
     workspace_bytes: int
     """One for all models; it grows and never shrinks."""
     reserved_bytes: int
@@ -65,7 +66,7 @@ class Memory(Accounts):
             budget_bytes=self.budget_bytes,
             weight_bytes=self._weight_bytes - reserved["weight"],
             kv_bytes=self._kv_bytes - reserved["kv"] + self.untold_bytes,
-            private_bytes=self._private_bytes - reserved["private"],
+            private_bytes=self._private_bytes - reserved["private"] + self._asleep_bytes,
             workspace_bytes=self._admitted_workspace_bytes,
             reserved_bytes=sum(reserved.values()) + growth_bytes,
             unreturned_bytes=self.unreturned_bytes,

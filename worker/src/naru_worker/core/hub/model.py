@@ -57,6 +57,8 @@ class Footprint:
     """What comes with each load beside weights and KV: tokenizer, tape, vectors."""
     num_accelerators: int = 1
     """That it is cut over. Each takes so many bytes; the worker counts those of its first one, which has all models."""
+    asleep_bytes: int = 0
+    """Of the private bytes: what stays in the engine's memory while a model that was loaded waits in host memory."""
 
 
 @dataclass(slots=True, eq=False)

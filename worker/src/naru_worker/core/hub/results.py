@@ -170,7 +170,7 @@ def _no_room(state: HubState, record: Record, event: NoRoom) -> None:
     memory.cancel_load(record.name)
     record.entry.kv_bytes = 0
     memory.untold_bytes = 0
-    if footprint is not None and event.free_bytes < memory.need_bytes(footprint):
+    if footprint is not None and event.free_bytes < memory.load_bytes(record.name, footprint):
         memory.untold_bytes = max(0, memory.free_bytes - max(0, event.free_bytes))
         state.untold_until_s = state.now_s + _DRIFT_PATIENCE_S
     advance(state, record, f"its bytes could not be booked: {event.free_bytes} were free")
@@ -182,7 +182,7 @@ def _no_room(state: HubState, record: Record, event: NoRoom) -> None:
 def _failed(state: HubState, record: Record, event: Failed) -> None:
     was_stopping = record.is_stopping
     state.memory.unreturned_bytes += max(0, event.unreturned_bytes)
-    _leave_all(state, record)
+    _leave_all(state, record, is_in_host=event.is_in_host and record.place is Place.HOST)
     if was_stopping:
         advance(state, record, f"it was stopped: {event.error}")
     else:
@@ -198,14 +198,15 @@ def _stopped(state: HubState, record: Record) -> None:
         fail(state, record, "it was stopped before it was loaded", is_permanent=False)
 
 
-def _leave_all(state: HubState, record: Record) -> None:
-    """Nothing of it is in memory any more, nor under way."""
+def _leave_all(state: HubState, record: Record, *, is_in_host: bool = False) -> None:
+    """Nothing of it is in memory any more, but where its weights stay in host memory, nor under way."""
     if record.operation is Operation.LOAD:
         state.memory.cancel_load(record.name)
         record.entry.kv_bytes = 0
-    state.memory.leave_host(record.name)
+    if not is_in_host:
+        state.memory.leave_host(record.name)
     state.end(record)
-    state.place(record, Place.NONE)
+    state.place(record, Place.HOST if is_in_host else Place.NONE)
     state.has_room_changed = True
 
 
@@ -213,7 +214,13 @@ def _unloaded(state: HubState, record: Record, event: Unloaded) -> None:
     state.end(record)
     state.memory.end_unload(record.name, max(0, event.unreturned_bytes))
     record.entry.kv_bytes = 0
-    state.place(record, Place.HOST if record.is_unloading_to_host else Place.NONE)
+    is_kept = record.is_unloading_to_host and not event.not_kept
+    if not is_kept:
+        state.memory.leave_host(record.name)
+    if event.not_kept:
+        record.goal = Tier.COLD if record.goal is Tier.HOST else record.goal
+        record.wait_reason = f"host memory did not take it when it left the engine: {event.not_kept}"
+    state.place(record, Place.HOST if is_kept else Place.NONE)
     if event.unreturned_bytes > 0 or event.error:
         record.wait_reason = (
             f"its last unload did not return {event.unreturned_bytes} bytes: {event.error or 'no reason was told'}"

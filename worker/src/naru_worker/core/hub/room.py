@@ -1,5 +1,7 @@
 """Makes room in the engine's memory: cached prefixes first, then idle models, then busy ones that had their time.
 
+Where that is not enough, models that wait in host memory leave it for what they have left in the engine's.
+
 Also the sweep that brings the use of memory down between two watermarks.
 """
 
@@ -11,6 +13,7 @@ from collections.abc import Collection, Sequence
 from naru_worker.core.hub.accounts import PageKey
 from naru_worker.core.hub.actions import TrimKV
 from naru_worker.core.hub.eviction import describe_bytes
+from naru_worker.core.hub.host_room import resting_in_host
 from naru_worker.core.hub.movement import evict
 from naru_worker.core.hub.records import Record
 from naru_worker.core.hub.state import HubState
@@ -32,13 +35,21 @@ def make_room(
     trims = _trims(state, serving)
     rest_bytes = deficit_bytes - sum(num_bytes for _, num_bytes in trims)
     victims: tuple[Record, ...] = ()
+    sleepers: tuple[Record, ...] = ()
     reason = ""
     if rest_bytes > 0:
         choice = VictimChoice(state, kept_keys, {each.name: num_bytes for each, num_bytes in trims})
         found = choice.find(serving, rest_bytes, may_drain_busy=may_drain_busy)
         if found is None:
+            sleepers = _sleepers(state, record, rest_bytes)
+            rest_bytes -= state.memory.asleep_bytes(each.name for each in sleepers)
+            found = choice.find(serving, rest_bytes, may_drain_busy=may_drain_busy) if rest_bytes > 0 else ((), "")
+        if found is None:
             return False
         victims, reason = found
+    for sleeper in sleepers:
+        deficit_bytes -= state.memory.asleep_bytes([sleeper.name])
+        evict(state, sleeper, f"what it kept of the engine's memory was needed for {record.name!r}")
     gone = dict(state.leaving)
     for victim in victims:
         deficit_bytes -= state.memory.freed_bytes(victim.name, gone, kept_keys) - state.ordered_trim_bytes(victim)
@@ -47,6 +58,17 @@ def make_room(
     for victim in victims:
         evict(state, victim, f"evicted for {record.name!r}: {reason}")
     return True
+
+
+def _sleepers(state: HubState, record: Record, num_bytes: int) -> tuple[Record, ...]:
+    """Models in host memory that give back so much of what they have left in the engine's, or all that there are."""
+    found: list[Record] = []
+    for other in resting_in_host(state, record):
+        left_bytes = state.memory.asleep_bytes([other.name])
+        if num_bytes > 0 and left_bytes:
+            found.append(other)
+            num_bytes -= left_bytes
+    return tuple(found)
 
 
 def sweep(state: HubState) -> None:

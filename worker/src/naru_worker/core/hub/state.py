@@ -216,8 +216,12 @@ class HubState:
     # --- bytes ------------------------------------------------------------------------------------------------------
 
     def spare_bytes(self) -> int:
-        """Free now, and coming: of models on their way out and of KV told to be given up."""
-        return self.memory.free_bytes + self.memory.coming_bytes(self.leaving) + self._trim_bytes()
+        """Free now, and coming: of models on their way out, of the engine or of host memory, and of KV told to be given
+        up.
+        """
+        memory = self.memory
+        coming_bytes = memory.coming_bytes(self.leaving) + memory.asleep_bytes(self.dropping)
+        return memory.free_bytes + coming_bytes + self._trim_bytes()
 
     def is_above_high_watermark(self) -> bool:
         """Whether what is booked and promised is more than idle models may hold on to."""

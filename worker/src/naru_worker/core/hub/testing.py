@@ -263,24 +263,32 @@ class VirtualWorker(VirtualMemory):
         if body.stop_told and not self._happens(self.luck.stop_is_late):
             self._clear(body)
             return Stopped(action.model, action.attempt)
+        if body.in_host and self._happens(self.luck.wake_fails):
+            self._leave_engine(body)
+            return Failed(action.model, action.attempt, "no room on the device", is_in_host=True)
         if self._happens(self.luck.load_fails):
             kept_bytes = self._keep_bytes(body.kv_bytes)
             self._clear(body)
             return Failed(action.model, action.attempt, "damaged image", False, kept_bytes)
         body.is_loaded, body.is_draining, body.in_host = True, False, False
+        body.asleep_bytes = 0
         assert body.footprint is not None
         self.workspace_bytes = max(self.workspace_bytes, body.footprint.workspace_bytes)
         return Loaded(action.model, action.attempt, self.luck.load_s)
 
     def _end_unload(self, action: Unload) -> Result:
         body = self._finish(action)
-        held_bytes = body.kv_bytes
+        held_bytes, footprint = body.kv_bytes, body.footprint
+        assert footprint is not None, "it was loaded"
         self._clear(body)
-        body.in_host = action.keep_host
-        return Unloaded(action.model, action.attempt, self._keep_bytes(held_bytes))
+        body.in_host = action.keep_host and not self._happens(self.luck.not_kept)
+        body.asleep_bytes = footprint.asleep_bytes if body.in_host else 0
+        not_kept = "no slot was free" if action.keep_host and not body.in_host else ""
+        return Unloaded(action.model, action.attempt, self._keep_bytes(held_bytes), not_kept=not_kept)
 
     def _end_drop(self, action: DropHost) -> Result:
-        self._finish(action).in_host = False
+        body = self._finish(action)
+        body.in_host, body.asleep_bytes = False, 0
         return HostDropped(action.model, action.attempt)
 
     def _drain(self, action: Drain, body: Body) -> None:
@@ -324,7 +332,11 @@ class VirtualWorker(VirtualMemory):
         return body
 
     def _clear(self, body: Body) -> None:
-        body.is_loaded = body.is_draining = body.in_host = False
+        body.in_host, body.asleep_bytes = False, 0
+        self._leave_engine(body)
+
+    def _leave_engine(self, body: Body) -> None:
+        body.is_loaded = body.is_draining = False
         body.footprint = None
         body.kv_bytes = 0
 

@@ -38,6 +38,10 @@ class Luck:
     failure_is_permanent: float = 0.0
     keeps_bytes: float = 0.0
     """An unload or a failed load gives back less than it held, at first."""
+    not_kept: float = 0.0
+    """Weights that were to stay in host memory are gone when the unload is over."""
+    wake_fails: float = 0.0
+    """A load from host memory fails, and leaves the weights there."""
     kv_grows: float = 0.0
     """The engine takes a growth of KV with a request's end, and tells of it late."""
     stop_is_late: float = 0.0
@@ -53,6 +57,8 @@ class Body:
     is_loaded: bool = False
     is_draining: bool = False
     in_host: bool = False
+    asleep_bytes: int = 0
+    """Left in the engine's memory since its unload."""
     footprint: Footprint | None = None
     """Of what is booked."""
     kv_bytes: int = 0
@@ -90,7 +96,8 @@ class VirtualMemory:
             assert body.footprint is not None
             pages[body.footprint.weights_key] = body.footprint.weight_bytes
             total_bytes += body.kv_bytes + body.footprint.private_bytes
-        return total_bytes + sum(pages.values())
+        asleep_bytes = sum(body.asleep_bytes for body in self.bodies.values() if body.footprint is None)
+        return total_bytes + sum(pages.values()) + asleep_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -119,6 +126,7 @@ class VirtualMemory:
             + footprint.kv_floor_bytes
             + footprint.private_bytes
             + max(0, footprint.workspace_bytes - self._workspace_bytes())
+            - self.bodies[model].asleep_bytes
         )
 
     def check(self) -> None:
