@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 from quick_interpreter import hasten
 
 hasten()
+
+
+@pytest.fixture(autouse=True)
+def own_upload_slots() -> None:
+    """Slots that a device of another test's still holds are not this one's."""
+    if "naru_worker.adapters.ops.cuda.device" in sys.modules:
+        sys.modules["naru_worker.adapters.ops.cuda.device"].open_upload_slots.cache_clear()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

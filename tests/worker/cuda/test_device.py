@@ -84,3 +84,13 @@ def test_under_the_interpreter_the_gpu_is_the_machine() -> None:
     assert isinstance(open_memory("cpu"), MachineMemory)
     whole, half = (open_memory("ref", count).default_budget_bytes() for count in (1, 2))
     assert half == whole // 2, "ranks share the machine's memory"
+
+
+def test_where_nothing_can_be_pinned_weights_go_up_through_ordinary_memory(
+    machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Torch really refuses here: there is no driver."""
+    give(machine, "some GPU", (9, 0))
+    slots = device.open_upload_slots.__wrapped__()
+    assert slots.slot_bytes == device.SLOT_BYTES and len(slots.take(2)) == 2
+    assert "weights go up more slowly" in caplog.text and "ulimit -l" in caplog.text

@@ -29,9 +29,9 @@ from naru_worker.adapters.ops.cuda.graphs import (  # noqa: E402
     GraphKey,
     GraphLimits,
     NoGraph,
-    _num_bytes,
     fill_padded,
     graph_key,
+    input_bytes,
     rounded_reach,
     rounded_rows,
     staged_words,
@@ -141,7 +141,7 @@ def test_inputs_of_any_graph_stay_where_they_are(limits: GraphLimits) -> None:
     graphs = DecodeGraphs(torch.device("cpu"), InlineStreams(), torch.zeros(1, 1), limits, sums)
     size = len(graphs._staging._twin)
     for num_rows in range(1, limits.max_rows + 1, 5):
-        graphs._staging.begin(_num_bytes(rounded_rows(num_rows, limits.max_rows)))
+        graphs._staging.begin(input_bytes(rounded_rows(num_rows, limits.max_rows)))
     assert len(graphs._staging._twin) == size
 
 

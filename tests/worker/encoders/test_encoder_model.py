@@ -73,6 +73,20 @@ def test_a_model_that_was_unloaded_but_stays_hosted_is_loaded_again_at_once(tmp_
     hosted.close()
 
 
+@pytest.mark.torch
+def test_on_a_gpu_the_weights_are_there_only_while_it_is_loaded(tmp_path: Path) -> None:
+    """The interpreter's GPU is the host: what matters is what the hub is told, and when weights are read."""
+    pytest.importorskip("triton")
+    on_gpu = EngineRoom(EngineSettings(backend="cuda"), MemorySettings(), 2, MemoryLedger(10**9))
+    folder = write_encoder(tmp_path, TinyEncoder())
+    hosted = prepare_encoder("m", spec_of(folder), FetchedModel(folder, "d", "r"), on_gpu).open()
+    hosted.make_present(FOREVER)
+    assert hosted._runner is None
+    hosted.load(lambda _: None, FOREVER).release()
+    assert "do not leave the GPU" in hosted.keep()
+    hosted.close()
+
+
 def test_a_load_that_is_told_to_stop_leaves_nothing(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path, TinyEncoder())
     hosted = prepare_encoder("m", spec_of(folder), FetchedModel(folder, "d", "r"), room()).open()

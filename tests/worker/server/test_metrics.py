@@ -7,22 +7,10 @@ import urllib.error
 import urllib.request
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from toy_worker import Exchange, RunningWorker, ask, eventually, running_worker, toy_settings
-from worker_probes import hold
+from toy_worker import Exchange, ask, eventually, running_worker, toy_settings
+from worker_probes import hold, scrape
 
 from naru_worker.adapters.engine.stats import Histogram
-
-
-async def scrape(worker: RunningWorker) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    def get() -> str:
-        with urllib.request.urlopen(f"http://{worker.app.metrics_address}/metrics", timeout=10) as reply:
-            assert reply.headers["Content-Type"].startswith("text/plain")
-            return str(reply.read().decode())
-
-    families = list(text_string_to_metric_families(await asyncio.to_thread(get)))
-    return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
-
 
 TOY = (("model", "toy"),)
 

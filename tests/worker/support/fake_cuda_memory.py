@@ -101,6 +101,9 @@ class FakeCudaMemory:
         self._call("cuMemGetInfo")
         return MemoryInfo(self.capacity_bytes - self.used_bytes, self.capacity_bytes)
 
+    def pin(self, host_address: int, num_bytes: int) -> None:
+        self._call("cuMemHostRegister")
+
     def copy_to_host(self, host_address: int, address: int, num_bytes: int) -> None:
         self._call("cuMemcpyDtoH")
         ctypes.memmove(host_address, self.read(address, num_bytes), num_bytes)

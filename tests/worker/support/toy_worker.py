@@ -21,6 +21,7 @@ from naru_worker.adapters.engine.loaded import LoadedModel, ModelFacts, PoolingF
 from naru_worker.adapters.engine.loader import ImageUsage, Interrupted
 from naru_worker.adapters.engine.resident import Progress
 from naru_worker.adapters.engine.token_table import TokenTable
+from naru_worker.adapters.weights.watched_checkpoint import OnShare, unheard
 from naru_worker.app import WorkerApp, build
 from naru_worker.core.hub.model import Footprint
 from naru_worker.core.memory_plan import MemoryNeed, MemoryWish, plan_memory
@@ -64,6 +65,8 @@ class ToyLoader:
     weight_bytes: dict[str, int] = field(default_factory=dict)
     stubborn: set[str] = field(default_factory=set)
     """URIs whose `load` does not listen when it is told to stop."""
+    not_kept: dict[str, str] = field(default_factory=dict)
+    """By URI: why its weights cannot wait in host memory."""
     unreturned: dict[str, int] = field(default_factory=dict)
     """By URI: bytes that the kernel still shows after an unload."""
     on_disk: dict[str, int] = field(default_factory=dict)
@@ -146,7 +149,12 @@ class ToyHosted:
     def make_present(self, should_stop: threading.Event) -> None:
         self._loader.hosted.append(self._uri)
 
-    def load(self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event) -> LoadedModel:
+    def keep(self) -> str:
+        return self._loader.not_kept.get(self._uri, "")
+
+    def load(
+        self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event, on_share: OnShare = unheard
+    ) -> LoadedModel:
         loader, uri, plan = self._loader, self._uri, self._prepared.plan
         gate = loader.building.get(uri)
         deadline = time.monotonic() + DEADLINE_S

@@ -35,16 +35,16 @@ from naru_worker.adapters.engine.loop import EngineLoop
 from naru_worker.adapters.engine.operations import Operations
 from naru_worker.adapters.memory.bookings import Bookings
 from naru_worker.adapters.memory.ledger import MemoryLedger
-from naru_worker.adapters.metrics import MetricsServer, ModelSample, WorkerSample, ask_loop
-from naru_worker.adapters.model_memory import ModelMemory, open_memory
+from naru_worker.adapters.metrics import MetricsServer, WorkerSample, ask_loop
+from naru_worker.adapters.model_memory import ModelMemory, open_memory, open_sleep_slots
 from naru_worker.adapters.ranks import end_ranks, open_ranks
 from naru_worker.adapters.registry import LeaseKeeper
-from naru_worker.adapters.server import describe
 from naru_worker.adapters.server.board import RequestBoard
 from naru_worker.adapters.server.channel import server_options
 from naru_worker.adapters.server.health import Health
 from naru_worker.adapters.server.identity import WorkerIdentity
 from naru_worker.adapters.server.servicer import WorkerServicer
+from naru_worker.adapters.worker_sample import sample_gpu, sample_worker
 from naru_worker.core.hub.config import HubConfig
 from naru_worker.core.hub.events import Ask
 from naru_worker.core.hub.hub import Hub
@@ -52,6 +52,7 @@ from naru_worker.core.residency import ModelSpec, ModelState
 from naru_worker.settings import WorkerSettings, split_address
 
 if TYPE_CHECKING:
+    from naru_worker.adapters.ops.cuda.memory.pinned_pool import PinnedPool
     from naru_worker.adapters.ops.tensor_parallel.rank_group import RankGroup
 
 _log = logging.getLogger(__name__)
@@ -86,8 +87,12 @@ class WorkerApp:
         identity: WorkerIdentity,
         memory: ModelMemory,
         ranks: RankGroup | None = None,
+        sleep_slots: PinnedPool | None = None,
     ) -> None:
-        """Must be called in the asyncio thread. `ranks`: processes that models are cut over, ended with the worker."""
+        """Must be called in the asyncio thread. `ranks`: processes that models are cut over, ended with the worker.
+        `sleep_slots`: where weights wait that leave a GPU.
+        """
+        self.sleep_slots = sleep_slots
         self._settings = settings
         self._ranks = ranks
         self._identity = identity
@@ -303,29 +308,8 @@ class WorkerApp:
         self._spawn(self.health.publish())
 
     async def _sample(self) -> WorkerSample:
-        models = [
-            ModelSample(model.name, model.engine.stats, await describe.kv_stats(self.loop, model))
-            for model in self.hub.models()
-        ]
-        memory = describe.memory_message(self.hub, 0.0, 0.0)
-        return WorkerSample(
-            models,
-            machine.rss_bytes(),
-            self.health.is_serving,
-            memory_bytes={
-                "weights": memory.weight_bytes,
-                "kv": memory.kv_bytes,
-                "workspace": memory.workspace_bytes,
-                "private": memory.private_bytes,
-                "unreturned": memory.unreturned_bytes,
-                "host": memory.host_bytes,
-            },
-            budget_bytes=memory.budget_bytes,
-            num_known_models=memory.num_known_models,
-            num_loads=memory.num_loads,
-            num_evictions=memory.num_evictions,
-            num_failed_loads=memory.num_failed_loads,
-        )
+        gpu = sample_gpu(self.sleep_slots) if self._settings.engine.backend == "cuda" else None
+        return await sample_worker(self.hub, self.loop, is_serving=self.health.is_serving, gpu=gpu)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._aio.create_task(work)
@@ -356,7 +340,9 @@ def build(settings: WorkerSettings, make_loader: MakeLoader | None = None) -> Wo
         ranks = open_ranks(settings.engine)
     except NaruError as error:
         raise StartError(error.message) from error
-    return WorkerApp(settings, make_loader or functools.partial(disk_loader, ranks), identity, memory, ranks)
+    slots = open_sleep_slots(settings.engine.backend, host_budget_bytes(settings))
+    make_loader = make_loader or functools.partial(disk_loader, ranks, slots)
+    return WorkerApp(settings, make_loader, identity, memory, ranks, slots)
 
 
 def _memory(settings: WorkerSettings) -> ModelMemory:
@@ -378,10 +364,9 @@ def _isa(settings: WorkerSettings) -> str:
 def hub_config(settings: WorkerSettings, budget_bytes: int) -> HubConfig:
     """The hub's limits, with so many bytes for loaded models."""
     memory, residency = settings.memory, settings.residency
-    host_bytes = memory.host_budget_bytes
     return HubConfig(
         budget_bytes=budget_bytes,
-        host_budget_bytes=int(HOST_SHARE * machine.memory_limit_bytes()) if host_bytes < 0 else host_bytes,
+        host_budget_bytes=host_budget_bytes(settings),
         high_watermark=memory.high_watermark,
         low_watermark=memory.low_watermark,
         max_loads=residency.max_loads,
@@ -389,3 +374,9 @@ def hub_config(settings: WorkerSettings, budget_bytes: int) -> HubConfig:
         guard_loads=residency.load_guard,
         fair_wait_s=residency.fair_wait_s,
     )
+
+
+def host_budget_bytes(settings: WorkerSettings) -> int:
+    """For weights that wait in host memory."""
+    num_bytes = settings.memory.host_budget_bytes
+    return int(HOST_SHARE * machine.memory_limit_bytes()) if num_bytes < 0 else num_bytes

@@ -209,7 +209,8 @@ class MemorySettings:
     """Weights, KV and work space of all loaded models together. 0: 70 % of the smaller of the cgroup's limit and the
     host's memory."""
     host_budget_bytes: int = -1
-    """Weights of models that wait in host memory, beside the budget. -1: 10 % of the memory; 0: none wait there."""
+    """Weights of models that wait in host memory, beside the budget. -1: 10 % of the memory; 0: none wait there. With
+    backend cuda so much is taken, and pinned, at the start."""
     kv_cache_bytes: int = 512 * 2**20
     """Most KV of one model when the load names none: 22 thousand tokens of a 135M model. It grows as it is needed."""
     high_watermark: float = 0.80

@@ -156,7 +156,7 @@ def footprints_of(drawn: list[Footprint], sizes: dict[str, int]) -> dict[str, Fo
             each.kv_floor_bytes,
             each.workspace_bytes,
             each.private_bytes + each.asleep_bytes,
-            each.asleep_bytes,
+            asleep_bytes=each.asleep_bytes,
         )
         for name, each in zip(NAMES, drawn, strict=True)
     }

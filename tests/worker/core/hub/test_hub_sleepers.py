@@ -22,7 +22,7 @@ def make_worker(luck: Luck | None = None, budget_bytes: int = 200, **footprints:
     )
 
     def unit(name: str) -> Footprint:
-        return footprints.get(name, Footprint(name, 70, 5, 0, 25, 20))
+        return footprints.get(name, Footprint(name, 70, 5, 0, 25, asleep_bytes=20))
 
     return VirtualWorker(config, unit, chance=random.Random(0), luck=luck)
 
@@ -82,7 +82,7 @@ def test_one_that_was_never_loaded_has_left_nothing() -> None:
 
 
 def test_sleepers_leave_host_memory_when_what_they_have_left_is_needed_and_no_sooner() -> None:
-    worker = make_worker(big=Footprint("big", 160, 5, 0, 20, 0))
+    worker = make_worker(big=Footprint("big", 160, 5, 0, 20))
     for name in ("a", "b"):
         bring_up(worker, name)
         put_to_sleep(worker, name)
@@ -96,7 +96,7 @@ def test_sleepers_leave_host_memory_when_what_they_have_left_is_needed_and_no_so
 
 
 def test_a_pinned_model_that_was_sent_to_sleep_stays() -> None:
-    worker = make_worker(big=Footprint("big", 180, 5, 0, 10, 0))
+    worker = make_worker(big=Footprint("big", 180, 5, 0, 10))
     bring_up(worker, "a", Residency(pinned=True))
     put_to_sleep(worker, "a")
     worker.ask(Ask("big", 1, "spec", Tier.COLD))

@@ -1,7 +1,7 @@
 """The Prometheus endpoint: numbers of all models at the time of the scrape, in a thread of its own.
 
-Names are those of vLLM's metrics with our prefix. The only label is the model, and only models in memory appear, so
-that no request can make a series. Nothing is pushed: an idle engine reads zero at once.
+Names are those of vLLM's metrics with our prefix. Labels are the model and words of ours, and only models in memory
+appear, so that no request can make a series. Nothing is pushed: an idle engine reads zero at once.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import asyncio
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from naru_worker.adapters.engine.stats import EngineStats, Histogram
+from naru_worker.adapters.ops.device_stats import DeviceStats
 from naru_worker.core.kv_stats import KVStats
 
 SCRAPE_TIMEOUT_S = 2.0
@@ -29,6 +30,22 @@ class ModelSample:
     stats: EngineStats
     kv: KVStats | None
     """None: the engine was too busy to say."""
+    device: DeviceStats | None = None
+    """None: it has no device of its own."""
+    steps_ahead: Mapping[str, int] = field(default_factory=dict)
+    """Steps by whether the next one was launched before their tokens were known, or why not; empty where none is."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """A worker's GPU at the time of a scrape."""
+
+    pool_bytes: dict[str, int]
+    """Of the memory that is mapped on demand: held by models, and idle; both 0 where it is not."""
+    pinned_slots: dict[str, int]
+    """Of the host, for weights that wait: taken, and free."""
+    sleeping_bytes: int
+    """Of the slots that are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +56,15 @@ class WorkerSample:
     rss_bytes: int
     is_serving: bool
     memory_bytes: dict[str, int]
-    """Of the budget, by kind: weights, kv, workspace, private, unreturned; and host, which has a budget of its own."""
+    """Of the budget, by kind: weights, kv, workspace, private, asleep, unreturned; and host, which has a budget of its
+    own."""
     budget_bytes: int
     num_known_models: int
     num_loads: int
     num_evictions: int
     num_failed_loads: int
+    gpu: GpuSample | None = None
+    """None: it has none."""
 
 
 _GAUGES: tuple[tuple[str, str, Callable[[ModelSample], float]], ...] = (
@@ -129,6 +149,8 @@ class SampleCollector:
             for reason, count in model.stats.draft_reasons.items():
                 steps.add_metric([model.model, reason], count)
         yield steps
+        if sample.gpu is not None:
+            yield from _of_gpu(sample.models, sample.gpu)
 
 
 def _residency(sample: WorkerSample) -> Iterable[Any]:
@@ -143,6 +165,39 @@ def _residency(sample: WorkerSample) -> Iterable[Any]:
     yield core.CounterMetricFamily("naru_worker_model_loads", "Loads that succeeded", sample.num_loads)
     yield core.CounterMetricFamily("naru_worker_model_evictions", "Unloads by own decision", sample.num_evictions)
     yield core.CounterMetricFamily("naru_worker_model_load_failures", "Loads that failed", sample.num_failed_loads)
+
+
+def _of_gpu(models: Iterable[ModelSample], gpu: GpuSample) -> Iterable[Any]:
+    from prometheus_client import core
+
+    ahead = core.CounterMetricFamily(
+        "naru_steps_ahead", "Steps, by whether the next one was launched before their tokens", labels=["model", "next"]
+    )
+    steps = core.CounterMetricFamily(
+        "naru_gpu_steps", "Steps, by the graph that was replayed or why none was", labels=["model", "graph"]
+    )
+    graphs = core.GaugeMetricFamily("naru_gpu_graphs", "CUDA graphs there are", labels=["model"])
+    num_bytes = core.GaugeMetricFamily("naru_gpu_graph_bytes", "GPU memory that graphs have taken", labels=["model"])
+    stopped = core.GaugeMetricFamily("naru_gpu_graphs_stopped", "1 where no more graphs are made", labels=["model"])
+    for model in models:
+        for reason, count in model.steps_ahead.items():
+            ahead.add_metric([model.model, reason], count)
+        if model.device is not None:
+            for reason, count in model.device.steps.items():
+                steps.add_metric([model.model, reason], count)
+            graphs.add_metric([model.model], model.device.num_graphs)
+            num_bytes.add_metric([model.model], model.device.graph_bytes)
+            stopped.add_metric([model.model], int(bool(model.device.graph_failure)))
+    yield from (ahead, steps, graphs, num_bytes, stopped)
+    for name, text, values in (
+        ("naru_worker_gpu_pool_bytes", "GPU memory that is mapped on demand, by state", gpu.pool_bytes),
+        ("naru_worker_pinned_slots", "Slots of pinned host memory for weights that wait", gpu.pinned_slots),
+    ):
+        family = core.GaugeMetricFamily(name, text, labels=["state"])
+        for state, value in values.items():
+            family.add_metric([state], value)
+        yield family
+    yield core.GaugeMetricFamily("naru_worker_sleeping_bytes", "Pinned bytes of waiting weights", gpu.sleeping_bytes)
 
 
 class MetricsServer:

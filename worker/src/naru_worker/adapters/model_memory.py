@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from naru_worker.adapters import machine
 from naru_worker.adapters.engine.loader import Memory
+
+if TYPE_CHECKING:
+    from naru_worker.adapters.ops.cuda.memory.pinned_pool import PinnedPool
 
 HOST_SHARE, GPU_SHARE = 0.7, 0.9
 """Of the memory that there is, where no budget is set. The rest of a machine's is for the process itself and the page
@@ -80,3 +83,19 @@ def open_memory(backend: str, num_accelerators: int = 1) -> ModelMemory:
     memory = GpuMemory()
     # Under Triton's interpreter the GPU is the machine.
     return memory if memory.default_budget_bytes() else MachineMemory(num_accelerators)
+
+
+def open_sleep_slots(backend: str, num_bytes: int) -> PinnedPool | None:
+    """Memory of the host, so many bytes of it, for weights that leave a GPU and are to come back soon.
+
+    None where they do not come back from there: other backends' wait in the page cache.
+
+    Raises:
+        LoadError: the memory is a GPU's, and none can be used.
+    """
+    if backend != "cuda":
+        return None
+    from naru_worker.adapters.ops.cuda.device import SLOT_BYTES, open_gpu_memory
+    from naru_worker.adapters.ops.cuda.memory import sleep_slots
+
+    return sleep_slots.open_sleep_slots(open_gpu_memory(), num_bytes, SLOT_BYTES)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.loader import HostedModel, PreparedModel
+from naru_worker.adapters.weights.watched_checkpoint import OnShare
 
 
 class Ascent:
@@ -23,12 +24,16 @@ class Ascent:
         hosted: HostedModel | None,
         stop: threading.Event,
         on_started: Callable[[LoadedModel], None],
+        on_share: OnShare,
     ) -> None:
-        """`hosted`: the weights, where they are in host memory already. `on_started`: in the asyncio thread."""
+        """`hosted`: the weights, where they are in host memory already. `on_started`: in the asyncio thread, `on_share`
+        in the one that loads.
+        """
         self._prepared = prepared
         self._hosted = hosted
         self._stop = stop
         self._on_started = on_started
+        self._on_share = on_share
         self._aio = asyncio.get_running_loop()
         self._is_started = False
         self.begun: LoadedModel | None = None
@@ -40,11 +45,11 @@ class Ascent:
         """The weights and the model.
 
         Raises:
-            LoadError, Interrupted: see `HostedModel.load`.
+            LoadError, Unavailable, Interrupted: see `HostedModel.load`.
         """
         hosted = self._hosted or self._prepared.open()
         try:
-            return hosted, hosted.load(self._start, self._stop)
+            return hosted, hosted.load(self._start, self._stop, self._on_share)
         except BaseException:
             if self._is_started:
                 self.left_open = hosted

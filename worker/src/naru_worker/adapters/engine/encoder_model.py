@@ -28,6 +28,7 @@ from naru_worker.adapters.tokenizer.folder_tokenizer import read_tokenizer_files
 from naru_worker.adapters.tokenizer.model_tokenizer import ModelTokenizer
 from naru_worker.adapters.tokenizer.origin import folder_origin
 from naru_worker.adapters.weights.encoder_folder import EncoderCheckpoint
+from naru_worker.adapters.weights.watched_checkpoint import OnShare, unheard
 from naru_worker.core.encoder_config import EncoderConfig
 from naru_worker.core.hub.model import Footprint
 from naru_worker.core.request_limits import RequestLimits
@@ -120,17 +121,23 @@ class EncoderHosted:
         self._revision = ""
         self._runner: EncoderRunner | None = None
         self._tokenizer: ModelTokenizer | None = None
+        self._is_on_device = prepared.room.engine.backend == "cuda"
 
     def make_present(self, should_stop: threading.Event) -> None:
-        """Packs the weights and builds the tokenizer.
+        """Packs the weights and builds the tokenizer; the latter alone where the weights go to a device.
 
         Raises:
             LoadError: a file is broken, or there is not enough memory.
             Interrupted: `should_stop` was set.
         """
-        self._present(should_stop)
+        if self._is_on_device:
+            self._tokenizer = self._tokenizer or self._build_tokenizer()
+        else:
+            self._present(should_stop)
 
-    def load(self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event) -> LoadedModel:
+    def load(
+        self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event, on_share: OnShare = unheard
+    ) -> LoadedModel:
         """An engine over the packed weights, which stay hosted.
 
         Raises:
@@ -164,6 +171,10 @@ class EncoderHosted:
                 is_sigmoid=config.is_sigmoid,
             ),
         )
+
+    def keep(self) -> str:
+        """They stay packed; those on a device do not come back from there."""
+        return "an encoder's weights do not leave the GPU for it" if self._is_on_device else ""
 
     def close(self) -> int:
         """Gives back the weights; what was loaded from them has been released before."""

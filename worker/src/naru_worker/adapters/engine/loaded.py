@@ -10,6 +10,7 @@ from typing import Protocol
 from naru_proto.registry import ModelInfoRecord
 from naru_worker.adapters.engine.loop import SteppedEngine
 from naru_worker.adapters.engine.token_table import TokenTable
+from naru_worker.adapters.ops.device_stats import DeviceStats
 from naru_worker.core.request import PriorOutput
 from naru_worker.core.request_limits import RequestLimits
 from naru_worker.core.structured import StructuredOutput
@@ -121,6 +122,8 @@ class LoadedModel:
     """None: it has no structured output."""
     pooling: PoolingFacts | None = None
     """None: it gives neither vectors nor scores."""
+    device_stats: Callable[[], DeviceStats] | None = None
+    """May be called from any thread. None: it has no device of its own."""
 
     def note_posted(self, num_tokens: int) -> None:
         """A request with so many prompt tokens is on its way to the engine. Asyncio thread only."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.resident import Progress
+from naru_worker.adapters.weights.watched_checkpoint import OnShare, unheard
 from naru_worker.core.hub.model import Footprint
 from naru_worker.core.residency import ModelSpec
 
@@ -32,13 +33,25 @@ class HostedModel(Protocol):
             Interrupted: `should_stop` was set.
         """
 
-    def load(self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event) -> LoadedModel:
+    def load(
+        self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event, on_share: OnShare = unheard
+    ) -> LoadedModel:
         """An engine over the weights. `on_started` gets it as soon as it takes requests, if that is before all weights
-        are present; returns when they are.
+        are present; returns when they are. `on_share` is told how far they are, where that takes long.
 
         Raises:
             LoadError: the image is damaged, or memory was refused. Who got the model by `on_started` has to release it.
+            Unavailable: the device has no room now; the weights are hosted as they were.
             Interrupted: `should_stop` was set.
+        """
+
+    def keep(self) -> str:
+        """Lets the weights wait in host memory, once what was loaded from them has been released; blocks.
+
+        Returns why they cannot, if so: then they are to be closed.
+
+        Raises:
+            DeviceFault: the device has failed.
         """
 
     def close(self) -> int:

@@ -22,6 +22,7 @@ from naru_worker.adapters.engine.loader import ImageUsage, Interrupted, Prepared
 from naru_worker.adapters.engine.onnx_model import prepare_onnx
 from naru_worker.adapters.engine.packed_model import PackedModel, prepare_packed
 from naru_worker.adapters.engine.plain_model import prepare_plain
+from naru_worker.adapters.engine.progress import seldom
 from naru_worker.adapters.engine.resident import Progress
 from naru_worker.adapters.engine.sizing import merge_options
 from naru_worker.adapters.engine.wiring import EngineRoom
@@ -35,10 +36,6 @@ _log = logging.getLogger(__name__)
 
 _FILE_SHARE = 0.9
 """Weights keep their formats when packed: files larger than the budget by more than this can never fit."""
-
-
-_TOLD_SHARE = 0.05
-"""Packing tells of itself so often: each report goes to everybody who watches the load, and to the route map."""
 
 
 class DiskLoader:
@@ -125,15 +122,10 @@ class DiskLoader:
         on_progress: Callable[[Progress], None],
         should_stop: threading.Event,
     ) -> PackedModel:
-        told = 0
-
         def packing(done: int, total: int) -> None:
-            nonlocal told
-            if done == total or done - told >= total * _TOLD_SHARE:
-                told = done
-                on_progress(Progress(ModelState.FETCHING, done, total, "packing"))
+            on_progress(Progress(ModelState.FETCHING, done, total, "packing"))
 
-        path = store.ensure(fetched.path, packing, should_stop)
+        path = store.ensure(fetched.path, seldom(packing), should_stop)
         return prepare_packed(name, spec, fetched, path, store, self._room)
 
     def _refuse_hopeless(self, name: str, fetched: FetchedModel, num_ranks: int) -> None:

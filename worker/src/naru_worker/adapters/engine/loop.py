@@ -22,6 +22,7 @@ from naru_worker.adapters.engine.key_news import KeyNews
 from naru_worker.adapters.engine.output_pace import OutputPace, merged
 from naru_worker.adapters.engine.stats import EngineStats
 from naru_worker.adapters.memory.kv_space import KVReclaimer, KVSpace
+from naru_worker.adapters.ops.protocol import DeviceFault
 from naru_worker.core.kv_stats import KVStats
 from naru_worker.core.request import Request, RequestId
 from naru_worker.core.turns import Contender, Turns
@@ -159,6 +160,14 @@ class EngineLoop:
     def call(self, function: Callable[[], object]) -> None:
         """Runs something between two steps, for readers that need a consistent picture."""
         self._commands.put(function)
+
+    def die(self, fault: DeviceFault) -> None:
+        """Another thread has found the device failed: the loop ends as if a step had."""
+
+        def raise_() -> None:
+            raise fault
+
+        self._commands.put(raise_)
 
     def _run(self) -> None:
         try:

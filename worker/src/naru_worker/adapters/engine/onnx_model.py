@@ -28,6 +28,7 @@ from naru_worker.adapters.onnx.session import OnnxRunner, import_runtime
 from naru_worker.adapters.onnx.tensor_plan import TensorPlan, plan_tensors
 from naru_worker.adapters.onnx.triton_config import TritonConfig, parse_config
 from naru_worker.adapters.weights.model_folder import read_small_file
+from naru_worker.adapters.weights.watched_checkpoint import OnShare, unheard
 from naru_worker.core.batching import BatchLimits
 from naru_worker.core.hub.model import Footprint
 from naru_worker.core.request_limits import RequestLimits
@@ -156,7 +157,9 @@ class OnnxHosted:
     def make_present(self, should_stop: threading.Event) -> None:
         """Nothing: memory of the library's cannot be had without its engine."""
 
-    def load(self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event) -> LoadedModel:
+    def load(
+        self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event, on_share: OnShare = unheard
+    ) -> LoadedModel:
         """An engine over a session of the library's.
 
         Raises:
@@ -180,6 +183,10 @@ class OnnxHosted:
         except BaseException:
             runner.close()
             raise
+
+    def keep(self) -> str:
+        """Only the files stay: memory of the library's goes with its engine."""
+        return ""
 
     def close(self) -> int:
         """The files may leave the cache; what was loaded from them has been released."""

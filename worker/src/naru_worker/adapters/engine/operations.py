@@ -12,14 +12,16 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from naru_proto.errors import InternalError, LoadError, NaruError
+from naru_proto.errors import InternalError, LoadError, NaruError, Unavailable
 from naru_worker.adapters.engine.ascent import Ascent
 from naru_worker.adapters.engine.loaded import LoadedModel
 from naru_worker.adapters.engine.loader import HostedModel, ImageUsage, Interrupted, Loader, Memory, PreparedModel
 from naru_worker.adapters.engine.loading_threads import LoadingThreads, StillRunning
 from naru_worker.adapters.engine.loop import EngineLoop
+from naru_worker.adapters.engine.progress import seldom
 from naru_worker.adapters.engine.resident import Progress, Resident
 from naru_worker.adapters.memory.bookings import Bookings
+from naru_worker.adapters.ops.protocol import DeviceFault
 from naru_worker.core.hub import actions, events
 from naru_worker.core.residency import ModelSpec, ModelState
 
@@ -109,6 +111,8 @@ class Operations:
         try:
             event = await self._perform(hub, resident, action)
         except Exception as exc:
+            if isinstance(exc, DeviceFault):
+                self._loop.die(exc)
             # The top of an operation: without a report the model would stand in between for ever.
             _log.error("%s of model %s failed", type(action).__name__, resident.name, exc_info=exc)
             event = self._failed(resident, action, InternalError(f"it failed inside the worker ({type(exc).__name__})"))
@@ -125,6 +129,7 @@ class Operations:
         self, hub: ModelHub, resident: Resident, action: actions.Fetch | actions.RaiseToHost | actions.Load
     ) -> events.Result:
         """An operation that may fail, and how it did."""
+        hosted_before = resident.hosted
         try:
             if isinstance(action, actions.Fetch):
                 return await self._fetch(hub, resident, action)
@@ -136,6 +141,13 @@ class Operations:
             return events.Stopped(resident.name, action.attempt)
         except TimeoutError:
             error: NaruError = self._late_error(resident)
+        except DeviceFault:
+            raise
+        except Unavailable as exc:
+            # A load's, for now: weights that were in host memory before are there still.
+            if hosted_before is not None and resident.hosted is hosted_before:
+                return self._failed(resident, action, exc, is_in_host=True)
+            error = exc
         except NaruError as exc:
             error = exc
         except MemoryError:
@@ -144,10 +156,12 @@ class Operations:
         await self._drop_host(resident)
         return self._failed(resident, action, error)
 
-    def _failed(self, resident: Resident, action: Operation, error: NaruError) -> events.Result:
+    def _failed(
+        self, resident: Resident, action: Operation, error: NaruError, *, is_in_host: bool = False
+    ) -> events.Result:
         resident.error = error
         is_permanent = isinstance(error, LoadError) and error.param == "memory"
-        return events.Failed(resident.name, action.attempt, error.message, is_permanent)
+        return events.Failed(resident.name, action.attempt, error.message, is_permanent, is_in_host=is_in_host)
 
     # --- up -----------------------------------------------------------------------------------------------------------
 
@@ -211,18 +225,19 @@ class Operations:
     async def _load(self, hub: ModelHub, resident: Resident, action: actions.Load) -> events.Result:
         prepared = resident.prepared
         assert prepared is not None
+        was_asleep = self.bookings.is_asleep(resident.name)
         if not self.bookings.take(resident.name, prepared.footprint):
             return events.NoRoom(resident.name, action.attempt, max(0, self.bookings.ledger.free_bytes()))
         if self._memory.available_bytes() < action.num_bytes:
-            self.bookings.give_back(resident.name)
+            self.bookings.give_back(resident.name, is_asleep=was_asleep)
             available = self._memory.available_bytes()
-            raise LoadError(
+            raise (Unavailable if was_asleep else LoadError)(
                 f"model {resident.name!r} needs {action.num_bytes / 1e6:,.1f} MB, the machine has "
                 f"{available / 1e6:,.1f} MB left; free memory or lower memory_budget_bytes"
             )
         hub.show(resident, Progress(ModelState.LOADING, 0, action.num_bytes, prepared.detail))
         try:
-            model = await self._bring_up(hub, resident, prepared)
+            model = await self._bring_up(hub, resident, prepared, action.num_bytes)
         except StillRunning as exc:
             # Its memory comes back when the thread does, if ever.
             held = self.bookings.held_bytes(resident.name)
@@ -232,7 +247,7 @@ class Operations:
             error = self._late_error(resident)
             return events.Failed(resident.name, action.attempt, error.message, unreturned_bytes=held)
         except BaseException:
-            await self._take_back(resident)
+            await self._take_back(resident, is_asleep=was_asleep)
             raise
         resident.error = None
         resident.model = model
@@ -241,8 +256,14 @@ class Operations:
         hub.show(resident, Progress(ModelState.READY, detail=model.facts.revision))
         return events.Loaded(resident.name, action.attempt, hub.now_s() - resident.began_s)
 
-    async def _bring_up(self, hub: ModelHub, resident: Resident, prepared: PreparedModel) -> LoadedModel:
-        stop = resident.stop
+    async def _bring_up(
+        self, hub: ModelHub, resident: Resident, prepared: PreparedModel, num_bytes: int
+    ) -> LoadedModel:
+        aio, current, stop = asyncio.get_running_loop(), resident.task, resident.stop
+
+        def show(done: int, total: int) -> None:
+            if resident.task is current and resident.state is ModelState.LOADING:
+                hub.show(resident, Progress(ModelState.LOADING, num_bytes * done // total, num_bytes, prepared.detail))
 
         def start(model: LoadedModel) -> None:
             resident.model = model
@@ -250,7 +271,10 @@ class Operations:
                 self._loop.add(model.engine)
                 hub.open_engine(resident, model)
 
-        ascent = Ascent(prepared, resident.hosted, stop, start)
+        def on_share(done: int, total: int) -> None:
+            aio.call_soon_threadsafe(show, done, total)
+
+        ascent = Ascent(prepared, resident.hosted, stop, start, seldom(on_share))
         try:
             hosted, model = await self._threads.run(stop, self._limit_s(resident), ascent.load, ascent.discard)
         except BaseException:
@@ -275,8 +299,8 @@ class Operations:
 
     # --- down ---------------------------------------------------------------------------------------------------------
 
-    async def _take_back(self, resident: Resident, unreturned_bytes: int = 0) -> None:
-        """After a load that failed: its engine, if it had begun, and its bytes."""
+    async def _take_back(self, resident: Resident, unreturned_bytes: int = 0, *, is_asleep: bool = False) -> None:
+        """After a load that failed: its engine, if it had begun, and its bytes, as they were before."""
         model, resident.model = resident.model, None
         if model is not None:
             await self._detach(model)
@@ -284,7 +308,9 @@ class Operations:
             if not unreturned_bytes:
                 # Else the loading thread still uses it, and what is late is released when that ends.
                 await self._threads.run_freely(model.release)
-        self.bookings.give_back(resident.name, unreturned_bytes)
+        if not unreturned_bytes:
+            await self._threads.run_freely(self._memory.release)
+        self.bookings.give_back(resident.name, unreturned_bytes, is_asleep=is_asleep)
 
     def _came_back(self, num_bytes: int) -> None:
         self.bookings.forgive(num_bytes)
@@ -304,31 +330,40 @@ class Operations:
         await self._detach(model)
         resident.model = None
         hosted = resident.hosted
-        missing, error = 0, ""
+        missing, error, not_kept = 0, "", ""
 
         def release() -> None:
-            nonlocal missing
+            nonlocal missing, not_kept
             model.release()
-            if hosted is not None and not action.keep_host:
-                missing = hosted.close()
+            if hosted is not None:
+                if action.keep_host:
+                    not_kept = hosted.keep()
+                if not action.keep_host or not_kept:
+                    missing = hosted.close()
             self._memory.release()
 
         try:
             await self._threads.run_freely(release)
+        except DeviceFault:
+            raise
         except Exception as exc:
             # Whatever it was: the model is out of the engine, and what it held is not free.
             _log.error("unloading model %s failed", resident.name, exc_info=exc)
             error = f"it failed inside the worker ({type(exc).__name__})"
             missing = self.bookings.held_bytes(resident.name)
+            not_kept = error if action.keep_host else ""
         else:
             if missing and hosted is not None:
                 self._lingering[hosted] = missing
-        if not action.keep_host:
+        is_kept = action.keep_host and not not_kept
+        if not is_kept:
             resident.hosted = None
-        self.bookings.give_back(resident.name, missing)
+        self.bookings.give_back(resident.name, missing, is_asleep=is_kept)
+        if not_kept:
+            _log.warning("model %s does not wait in host memory: %s", resident.name, not_kept)
         if missing:
             _log.warning("unloading model %s gave back %d bytes less than it held", resident.name, missing)
-        return events.Unloaded(resident.name, action.attempt, missing, error)
+        return events.Unloaded(resident.name, action.attempt, missing, error, not_kept)
 
     async def _drop_host(self, resident: Resident) -> None:
         hosted, resident.hosted = resident.hosted, None
@@ -339,6 +374,7 @@ class Operations:
                 closing.close()
 
             await self._threads.run_freely(close)
+        self.bookings.leave_host(resident.name)
 
     async def _detach(self, model: LoadedModel) -> None:
         """Returns once the engine thread touches the model no more."""

@@ -17,6 +17,7 @@ from naru_worker.adapters.images.model_image import ModelImage
 from naru_worker.adapters.images.store import ImageStore
 from naru_worker.adapters.machine import mapped_file_bytes
 from naru_worker.adapters.tokenizer.model_tokenizer import ModelTokenizer
+from naru_worker.adapters.weights.watched_checkpoint import OnShare, unheard
 from naru_worker.core.residency import ModelSpec
 
 
@@ -125,7 +126,9 @@ class PackedHosted:
         self._tokenizer()
         self._arrive(lambda num_bytes: None, should_stop)
 
-    def load(self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event) -> LoadedModel:
+    def load(
+        self, on_started: Callable[[LoadedModel], None], should_stop: threading.Event, on_share: OnShare = unheard
+    ) -> LoadedModel:
         """An engine over the image. Unless all is present, it starts first and the weights follow, layer by layer.
 
         Raises:
@@ -158,7 +161,12 @@ class PackedHosted:
             if not self._is_present:
                 is_started = True
                 on_started(model)
-                self._arrive(runner.set_ready_bytes, should_stop)
+
+                def arrived(num_bytes: int) -> None:
+                    runner.set_ready_bytes(num_bytes)
+                    on_share(num_bytes, image.num_bytes)
+
+                self._arrive(arrived, should_stop)
                 # Behind the weights are only parts that no step reads.
                 runner.set_ready_bytes(self._image.num_bytes)
             return model
@@ -167,6 +175,10 @@ class PackedHosted:
             # weights must not wait for ever.
             runner.fail() if is_started else runner.close()
             raise
+
+    def keep(self) -> str:
+        """They are the image's pages, which stay mapped."""
+        return ""
 
     def close(self) -> int:
         """Unmaps the image, and looks whether it is gone: not while another model uses the same one."""

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 from naru_proto.errors import LoadError
 from naru_worker.adapters.engine.resident import Progress, Resident
+from naru_worker.adapters.weights.watched_checkpoint import OnShare
 from naru_worker.core.hub.hub import Hub
 from naru_worker.core.residency import ModelState
 
 PACE_S = 5.0
 PACE_SHARE = 0.05
 """After either of them the pace of a fetch is known: its first bytes alone come late, and would tell of hours."""
+_TOLD_SHARE = 0.05
+"""Long work tells of itself so often: each report goes to everybody who watches the load, and to the route map."""
 
 
 def progress_of(core: Hub, resident: Resident, now_s: float, *, with_reason: bool = False) -> Progress:
@@ -27,6 +30,19 @@ def progress_of(core: Hub, resident: Resident, now_s: float, *, with_reason: boo
     if with_reason and entry.state in (ModelState.COLD, ModelState.HOST) and not entry.is_busy:
         detail = next(iter(core.explain(entry.name, now_s)), "")
     return Progress(state, detail=detail)
+
+
+def seldom(tell: OnShare) -> OnShare:
+    """Passes on every twentieth of what is done, and the end."""
+    told = 0
+
+    def on_share(done: int, total: int) -> None:
+        nonlocal told
+        if done == total or done - told >= total * _TOLD_SHARE:
+            told = done
+            tell(done, total)
+
+    return on_share
 
 
 def _eta_s(core: Hub, resident: Resident, now_s: float) -> float:

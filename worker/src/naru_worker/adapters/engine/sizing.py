@@ -46,6 +46,10 @@ class FileFacts:
     kv_block_bytes: int
     workspace_bytes: int
     tokenizer_bytes: int
+    device_bytes: int = 0
+    """What each load has of a device beside all these."""
+    can_sleep: bool = False
+    """Whether it keeps that while its weights wait in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ def size_model(
         LoadError: it can never fit; says what is needed and what the budget is.
     """
     engine = merge_options(settings, options)
-    private_bytes = PRIVATE_BYTES + facts.tokenizer_bytes
+    private_bytes = PRIVATE_BYTES + facts.tokenizer_bytes + facts.device_bytes
     longest = facts.config.max_position_embeddings
     need = MemoryNeed(
         facts.weight_bytes + facts.workspace_bytes + private_bytes, facts.kv_block_bytes, base.block_size, longest
@@ -149,6 +153,7 @@ def size_model(
         facts.workspace_bytes,
         private_bytes,
         engine.tensor_parallel_size,
+        asleep_bytes=facts.device_bytes if facts.can_sleep else 0,
     )
     limits = RunnerOptions(
         block_size=base.block_size,

@@ -69,6 +69,11 @@ class StepsAhead:
         self._flight: BuiltStep | None = None
 
     @property
+    def reasons(self) -> dict[str, int]:
+        """Steps by whether the next one was launched before their turn, or why not; the same keys each time."""
+        return {"ahead": self.num_ahead} | {reason.name.lower(): self.not_ahead[reason] for reason in NotAhead}
+
+    @property
     def is_busy(self) -> bool:
         """Whether a step is in flight: it is the next one to be run."""
         return self._flight is not None

@@ -29,6 +29,7 @@ from naru_worker.core.scheduler_config import SchedulerConfig
 from naru_worker.settings import EngineSettings, MemorySettings
 
 if TYPE_CHECKING:
+    from naru_worker.adapters.ops.cuda.memory.pinned_pool import PinnedPool
     from naru_worker.adapters.ops.tensor_parallel.rank_group import RankGroup
 
 MAX_TOKEN_BYTES = 1024
@@ -57,6 +58,8 @@ class EngineRoom:
     grammars: GrammarRoom = field(default_factory=GrammarRoom)
     ranks: RankGroup | None = None
     """Processes that models are cut over; None: there is one accelerator."""
+    sleep_slots: PinnedPool | None = None
+    """Where weights wait that leave a GPU; None: they do not, and are read from their files again."""
 
     def stand_aside(self, stop: threading.Event) -> None:
         """Lets models that have work take their steps undisturbed for a moment, between two pieces of a load.
@@ -85,7 +88,7 @@ class ModelParts:
 
 
 def build_engine(room: EngineRoom, parts: ModelParts, runner: Runner) -> LoadedModel:
-    """A model that can be handed to the engine loop. Releasing it closes the runner."""
+    """A model that can be handed to the engine loop. Releasing it closes the runner, unless its maker sees to that."""
     size, options = parts.size, parts.size.runner_options
     space = make_kv_space(parts.name, room.ledger, runner, size.kv_block_bytes, options.num_blocks, size.floor_blocks)
     kv = KVManager(
@@ -125,6 +128,7 @@ def build_engine(room: EngineRoom, parts: ModelParts, runner: Runner) -> LoadedM
             kind="embed", max_tokens=options.max_model_len, normalize=True, dimension=config.hidden_size
         ),
         grammars=GrammarCompiler(room.grammars, parts.tokenizer, parts.vocab_limit, limits.eos_token_ids),
+        device_stats=getattr(runner, "device_stats", None),
     )
 
 

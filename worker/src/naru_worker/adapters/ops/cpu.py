@@ -23,11 +23,13 @@ from naru_worker.adapters.ops.native_lib import best_isa, load_best, load_varian
 from naru_worker.adapters.ops.protocol import RunnerOptions
 from naru_worker.adapters.ops.weights_image import WeightsImage
 from naru_worker.adapters.weights.checkpoint import Checkpoint
+from naru_worker.adapters.weights.watched_checkpoint import OnShare, watched
 from naru_worker.core.model_config import ModelConfig
 
 __all__ = [
     "CpuDevice",
     "CpuRunner",
+    "device_bytes",
     "isa",
     "kv_block_bytes",
     "load_image_runner",
@@ -49,13 +51,16 @@ def isa() -> str:
     return best_isa()
 
 
-def load_runner(checkpoint: Checkpoint, options: RunnerOptions, variant: str | None = None) -> CpuRunner:
+def load_runner(
+    checkpoint: Checkpoint, options: RunnerOptions, variant: str | None = None, *, on_share: OnShare | None = None
+) -> CpuRunner:
     """Packs the weights, reserves the KV cache, records the tape. The checkpoint may be closed afterwards.
 
     `variant` picks an instruction set by name, for tests; None takes the best.
 
     Raises:
         LoadError: a tensor does not fit the config, an option is out of range, or there is not enough memory.
+        Exception: whatever `on_share` raises, which is told of each tensor.
     """
     check_served(checkpoint.config)
     device = open_device(options.num_threads, variant)
@@ -63,7 +68,7 @@ def load_runner(checkpoint: Checkpoint, options: RunnerOptions, variant: str | N
     runner = CpuRunner(
         device, checkpoint.config, options, sizer.arena_bytes + sizer.vector_bytes, packed_bytes=sizer.arena_bytes
     )
-    runner.pack(checkpoint)
+    runner.pack(watched(checkpoint, on_share))
     return runner
 
 
@@ -99,6 +104,11 @@ def weight_bytes(checkpoint: Checkpoint) -> int:
     check_served(checkpoint.config)
     sizer = _sized(load_best(), checkpoint)
     return sizer.arena_bytes + sizer.vector_bytes
+
+
+def device_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+    """None: all of a runner goes with it."""
+    return 0
 
 
 def workspace_bytes(config: ModelConfig, options: RunnerOptions, *, variant: str | None = None) -> int:

@@ -30,6 +30,7 @@ from naru_worker.adapters.ops.protocol import (
 from naru_worker.adapters.ops.ref_dequant import dequantize
 from naru_worker.adapters.ops.sampling_ref import sample
 from naru_worker.adapters.weights.checkpoint import Checkpoint
+from naru_worker.adapters.weights.watched_checkpoint import OnShare, watched
 from naru_worker.core.model_config import Activation, ExpertsConfig, ModelConfig, NormKind, RopeConfig
 from naru_worker.core.rope import inverse_frequencies
 from naru_worker.core.weight_layout import expected_shapes
@@ -38,14 +39,15 @@ _KV_TYPES = {"int8": torch.int8, "f16": torch.float16, "f32": torch.float32}
 _SCALE_BYTES = 4
 
 
-def load_runner(checkpoint: Checkpoint, options: RunnerOptions) -> RefRunner:
+def load_runner(checkpoint: Checkpoint, options: RunnerOptions, on_share: OnShare | None = None) -> RefRunner:
     """Decodes all weights and allocates the KV cache. Sets torch's thread count, which is the process's.
 
     Raises:
         LoadError: a tensor is missing or does not fit the config.
+        Exception: whatever `on_share` raises, which is told of each tensor.
     """
     torch.set_num_threads(options.num_threads)
-    return RefRunner(checkpoint, options)
+    return RefRunner(watched(checkpoint, on_share), options)
 
 
 def weight_bytes(checkpoint: Checkpoint) -> int:
@@ -59,6 +61,11 @@ def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
     values = config.kv_bytes_per_token(_KV_TYPES[options.kv_format].itemsize)
     scales = 2 * config.num_layers * config.num_kv_heads * _SCALE_BYTES if options.kv_format == "int8" else 0
     return options.block_size * (values + scales)
+
+
+def device_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+    """None: all of a runner goes with it."""
+    return 0
 
 
 def workspace_bytes(config: ModelConfig, options: RunnerOptions) -> int:

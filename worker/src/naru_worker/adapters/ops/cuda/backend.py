@@ -1,7 +1,8 @@
 """The `cuda` backend: models on one NVIDIA GPU, by Triton kernels and cuBLAS.
 
-Loaded by name like any backend (`load_runner`, `weight_bytes`, `kv_block_bytes`, `workspace_bytes`). Under
-``TRITON_INTERPRET=1`` the same code computes on the CPU, slowly and in float32: that is how it is tested without a GPU.
+Loaded by name like any backend (`load_runner`, `weight_bytes`, `kv_block_bytes`, `workspace_bytes`, `device_bytes`).
+Under ``TRITON_INTERPRET=1`` the same code computes on the CPU, slowly and in float32: that is how it is tested without
+a GPU.
 
 Where weights are quantized in groups, a token's result depends on its kind (prompt or generated) and on its sequence
 alone; products with 16-bit weights, and of 8-bit floats on both sides, are cuBLAS's, whose order of additions may
@@ -12,28 +13,27 @@ never change an answer by who is in the batch.
 from __future__ import annotations
 
 from naru_worker.adapters.models.decoder import load_weights
+from naru_worker.adapters.ops.cuda import sizes
 from naru_worker.adapters.ops.cuda.checkpoint_weights import WeightSizer
 from naru_worker.adapters.ops.cuda.device import open_gpu
-from naru_worker.adapters.ops.cuda.experts import mixing_bytes
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type
 from naru_worker.adapters.ops.cuda.runner import CudaRunner
 from naru_worker.adapters.ops.protocol import KVConfig, RunnerOptions
 from naru_worker.adapters.weights.checkpoint import Checkpoint
+from naru_worker.adapters.weights.watched_checkpoint import OnShare, watched
 from naru_worker.core.model_config import ModelConfig
 
-__all__ = ["CudaRunner", "kv_block_bytes", "load_runner", "weight_bytes", "workspace_bytes"]
-
-_ACTIVATION_BYTES, _LOGIT_BYTES = 2, 12
-"""A logit is there as an activation, as a float, and once more while it is sampled."""
+__all__ = ["CudaRunner", "device_bytes", "kv_block_bytes", "load_runner", "weight_bytes", "workspace_bytes"]
 
 
-def load_runner(checkpoint: Checkpoint, options: RunnerOptions) -> CudaRunner:
-    """Packs the weights on the CPU, puts them on the GPU and allocates the KV cache.
+def load_runner(checkpoint: Checkpoint, options: RunnerOptions, on_share: OnShare | None = None) -> CudaRunner:
+    """Packs the weights on the CPU, puts them on the GPU, matrix by matrix, and allocates the KV cache.
 
     Raises:
         LoadError: there is no GPU to use, a tensor does not fit the config, or the GPU has no room.
+        Exception: whatever `on_share` raises, which is told of each tensor.
     """
-    return CudaRunner(open_gpu(), checkpoint, options, weight_bytes(checkpoint))
+    return CudaRunner(open_gpu(), watched(checkpoint, on_share), options, weight_bytes(checkpoint))
 
 
 def weight_bytes(checkpoint: Checkpoint) -> int:
@@ -58,10 +58,18 @@ def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
 
 
 def workspace_bytes(config: ModelConfig, options: RunnerOptions) -> int:
-    """About the activations of a step: torch's allocator takes and keeps them."""
-    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    widths = 4 * config.hidden_size + 2 * qkv + 3 * config.intermediate_size
-    mixing = mixing_bytes(options.max_num_tokens, config, _ACTIVATION_BYTES)
-    rotations = 4 * options.max_model_len * config.head_dim
-    logits = options.max_num_seqs * config.vocab_size * _LOGIT_BYTES
-    return options.max_num_tokens * widths * _ACTIVATION_BYTES + mixing + logits + rotations
+    """About the activations of a step, which models share.
+
+    Raises:
+        LoadError: there is no GPU to use.
+    """
+    return sizes.workspace_bytes(open_gpu(), config, options)
+
+
+def device_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+    """Graphs, sampler and what steps read: each model has its own, and keeps it while it sleeps.
+
+    Raises:
+        LoadError: there is no GPU to use.
+    """
+    return sizes.device_bytes(open_gpu(), config, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,8 +12,15 @@ from naru_proto.errors import LoadError
 from naru_worker.adapters.ops.cuda.interpreter import is_interpreted
 from naru_worker.adapters.ops.cuda.kernels.compile_case import tuned_arch
 from naru_worker.adapters.ops.cuda.memory.device_memory import DeviceMemory, open_device_memory
+from naru_worker.adapters.ops.cuda.memory.pinned_pool import PinnedPool, make_pinned_pool
 from naru_worker.adapters.ops.cuda.recording import empty_torch_cache
 
+_log = logging.getLogger(__name__)
+
+SLOT_BYTES = 8 << 20
+"""Of pinned memory: a copy of so much takes a fraction of a millisecond, and the start of one is nothing beside it."""
+_NUM_UPLOAD_SLOTS = 4
+"""Two for each of the loads that usually run at once: one is filled while the other one is on its way."""
 _INTERPRETED_ARCH = 80
 """Its tiles are the smallest."""
 
@@ -81,6 +89,24 @@ def open_gpu_memory() -> DeviceMemory:
     gpu = open_gpu()
     # What torch keeps of large steps is missing elsewhere, and comes back when a large step comes.
     return open_device_memory(str(gpu.torch_device), gpu.total_bytes, make_room=empty_torch_cache)
+
+
+@cache
+def open_upload_slots() -> PinnedPool:
+    """Pinned memory that weights go up through when models are loaded; made once, for all of them.
+
+    Where the system refuses to pin, ordinary memory stands in: loads then wait for each copy.
+
+    Raises:
+        LoadError: see `open_gpu`.
+    """
+    if not open_gpu().is_interpreted:
+        try:
+            return make_pinned_pool(_NUM_UPLOAD_SLOTS, SLOT_BYTES)
+        except RuntimeError as exc:
+            reason = str(exc).splitlines()[0]
+            _log.warning("weights go up more slowly: %s; raise the limit of locked memory (ulimit -l)", reason)
+    return make_pinned_pool(_NUM_UPLOAD_SLOTS, SLOT_BYTES, is_pinned=False)
 
 
 def _why_unavailable() -> str:

@@ -170,7 +170,7 @@ class DecodeGraphs:
         self._graphs: dict[GraphKey, Graph] = {}  # the one used last stands last
         self._inputs: dict[GraphKey, StepTensors] = {}
         # With room for the largest step: should it grow, graphs would read memory that is gone.
-        self._staging = Staging(device, streams, _num_bytes(limits.max_rows))
+        self._staging = Staging(device, streams, input_bytes(limits.max_rows))
         self._nothing = torch.zeros(1, dtype=torch.int32, device=device)
         self._iota = torch.arange(limits.max_rows, dtype=torch.int32, device=device)
 
@@ -184,7 +184,7 @@ class DecodeGraphs:
 
         These are (key.num_rows, vocab) and (key.num_rows,).
         """
-        num_bytes = _num_bytes(key.num_rows)
+        num_bytes = input_bytes(key.num_rows)
         words = self._staging.begin(num_bytes)[:num_bytes].view(np.int32)
         fill_padded(words.reshape(len(_STAGED), -1), step, key.num_rows)
         staged = self._staging.finish(num_bytes)
@@ -259,5 +259,6 @@ class DecodeGraphs:
         )
 
 
-def _num_bytes(num_rows: int) -> int:
+def input_bytes(num_rows: int) -> int:
+    """Of a graph's inputs that are sent with each step."""
     return 4 * len(_STAGED) * staged_words(num_rows)

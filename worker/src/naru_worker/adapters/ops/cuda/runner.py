@@ -20,18 +20,19 @@ from torch import Tensor
 from naru_proto.errors import InternalError, LoadError, NaruError, Unavailable
 from naru_worker.adapters.models.decoder import DecoderWeights, forward, load_weights
 from naru_worker.adapters.ops.cuda.checkpoint_weights import DeviceWeights
-from naru_worker.adapters.ops.cuda.device import GpuDevice, open_gpu_memory
+from naru_worker.adapters.ops.cuda.device import GpuDevice, open_gpu_memory, open_upload_slots
 from naru_worker.adapters.ops.cuda.device_sampler import DeviceSampler, Sampled
 from naru_worker.adapters.ops.cuda.faults import told_apart
-from naru_worker.adapters.ops.cuda.graphs import NUM_ROWS, DecodeGraphs, GraphLimits, NoGraph, graph_key
+from naru_worker.adapters.ops.cuda.graphs import DecodeGraphs, NoGraph, graph_key
 from naru_worker.adapters.ops.cuda.kernels.copy_blocks import copy_blocks
 from naru_worker.adapters.ops.cuda.kernels.drawn_tokens import fill_drawn_tokens
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type, layer_caches
 from naru_worker.adapters.ops.cuda.memory.errors import DeviceError, OutOfDeviceMemory
 from naru_worker.adapters.ops.cuda.memory.kv_blocks import KVBlocks
 from naru_worker.adapters.ops.cuda.memory.pinned_pool import PinnedPool
-from naru_worker.adapters.ops.cuda.memory.weight_space import WeightSpace
+from naru_worker.adapters.ops.cuda.memory.weight_space import Send, WeightSpace
 from naru_worker.adapters.ops.cuda.ops import CudaOps
+from naru_worker.adapters.ops.cuda.sizes import graph_limits
 from naru_worker.adapters.ops.cuda.staging import Staging
 from naru_worker.adapters.ops.cuda.step_tensors import (
     StepTensors,
@@ -39,8 +40,9 @@ from naru_worker.adapters.ops.cuda.step_tensors import (
     step_arrays,
     step_tensors,
 )
-from naru_worker.adapters.ops.cuda.streams import Streams, open_streams
+from naru_worker.adapters.ops.cuda.streams import Event, Streams, open_streams
 from naru_worker.adapters.ops.cuda.table_twin import TableTwin
+from naru_worker.adapters.ops.device_stats import DeviceStats
 from naru_worker.adapters.ops.protocol import (
     BatchInputs,
     FloatArray,
@@ -67,9 +69,14 @@ class CudaRunner:
     ) -> None:
         """Packs the weights and allocates the KV cache. `streams`: None: the device's.
 
+        The weights of one matrix are on their way to the GPU while the next one is packed. Whatever goes wrong, nothing
+        is held.
+
         Raises:
             LoadError: a tensor is missing or does not fit the config, or the GPU has no room for the weights.
-            OutOfDeviceMemory: it has none for the KV cache.
+            Unavailable: it has none for the KV cache, or for what steps need.
+            DeviceError: the device failed.
+            Exception: whatever the checkpoint raises.
         """
         config = checkpoint.config
         self.config = config
@@ -80,33 +87,30 @@ class CudaRunner:
         dtype = element_type(options.kv_format, gpu.activation_dtype)
         num_bytes = block_bytes(self.kv, dtype)
         self.kv_bytes = options.num_blocks * num_bytes
-        self._space = _space_for(gpu, weight_bytes, config.num_layers)
-        try:
+        self._streams = open_streams(gpu.torch_device) if streams is None else streams
+        with contextlib.ExitStack() as undo:
+            self._space = _space_for(gpu, weight_bytes, config.num_layers, self._streams)
+            undo.callback(self._space.close)
             packing = DeviceWeights(gpu, self._space.place)
             weights = load_weights(packing, checkpoint)  # type: ignore[arg-type]
             self._space.finish()
             for note, count in packing.notes.items():
                 _log.info("%s (%d matrices)", note, count)
             arena = open_gpu_memory().make_arena(self.kv_bytes)
-            try:
-                self._kv_blocks = KVBlocks(arena, options.num_blocks, num_bytes)
-            except NaruError:
-                arena.close()
-                raise
-        except BaseException:
-            self._space.close()
-            raise
+            undo.callback(arena.close)
+            self._kv_blocks = KVBlocks(arena, options.num_blocks, num_bytes)
+            blocks = arena.tensor(0, (options.num_blocks, num_bytes), torch.uint8)
+            with told_apart("a load", "what the steps of a model need"):
+                self._staging = Staging(gpu.torch_device, self._streams)
+                self._sampler = DeviceSampler(gpu.torch_device, self._streams, options.max_num_seqs)
+                self._table = TableTwin(
+                    gpu.torch_device, self._streams, options.max_num_seqs, options.max_model_len, options.block_size
+                )
+            undo.pop_all()
         self._weights: DecoderWeights | None = weights
-        blocks = arena.tensor(0, (options.num_blocks, num_bytes), torch.uint8)
         self._words = blocks.view(torch.int32)
         self._ops: CudaOps | None = CudaOps(gpu, self.kv, layer_caches(blocks, self.kv, dtype), options.max_model_len)
-        self._streams = open_streams(gpu.torch_device) if streams is None else streams
-        self._staging = Staging(gpu.torch_device, self._streams)
-        self._sampler = DeviceSampler(gpu.torch_device, self._streams, options.max_num_seqs)
-        self._table = TableTwin(
-            gpu.torch_device, self._streams, options.max_num_seqs, options.max_model_len, options.block_size
-        )
-        limits = GraphLimits(min(options.max_num_seqs, NUM_ROWS[-1]), options.max_model_len)
+        limits = graph_limits(gpu, config, options)
         self.graphs = DecodeGraphs(gpu.torch_device, self._streams, self._table.tensor, limits, self._compute_rows)
         self._logits: Tensor | None = None
         self.plain_steps: Counter[NoGraph] = Counter()
@@ -191,6 +195,17 @@ class CudaRunner:
         self._kv_blocks.arena.close()
         self._space.close()
 
+    def device_stats(self) -> DeviceStats:
+        """How its steps were launched; may be called from any thread."""
+        steps = {"replayed": self.graphs.num_replays}
+        steps |= {reason.name.lower(): self.plain_steps[reason] for reason in NoGraph}
+        return DeviceStats(steps, self.graphs.num_graphs, self.graphs.num_bytes, self.graphs.failure)
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether sleeping gives memory to others: not where arenas are fixed buffers."""
+        return not (self._space.arena.reason or self._kv_blocks.arena.reason)
+
     def sleep(self, pool: PinnedPool) -> int:
         """Gives the memory of weights and cache to other models; returns the bytes. Graphs and addresses stay.
 
@@ -202,7 +217,11 @@ class CudaRunner:
             DeviceError: the device failed; it may be tried again.
         """
         self._streams.synchronize()
-        return self._space.sleep(pool) + self._kv_blocks.arena.sleep()
+        num_bytes = self._space.sleep(pool)
+        if not self._kv_blocks.arena.is_asleep:
+            # On waking memory comes for the null block alone, and then as steps need it.
+            num_bytes += self._kv_blocks.release(0, self._kv_blocks.num_blocks)
+        return num_bytes + self._kv_blocks.arena.sleep()
 
     def wake(self) -> None:
         """Goes on where it slept, with an empty cache.
@@ -276,11 +295,22 @@ class CudaRunner:
         copy_blocks(self._words, pairs[start:])
 
 
-def _space_for(gpu: GpuDevice, weight_bytes: int, num_layers: int) -> WeightSpace:
+def _space_for(gpu: GpuDevice, weight_bytes: int, num_layers: int, streams: Streams) -> WeightSpace:
     try:
-        return WeightSpace(open_gpu_memory(), weight_bytes, num_layers)
+        return WeightSpace(open_gpu_memory(), weight_bytes, num_layers, open_upload_slots(), _sender(streams))
     except OutOfDeviceMemory as exc:
         raise LoadError(
             f"{gpu.name} has no room for {weight_bytes} bytes of weights; lower memory_budget_bytes, or load fewer "
             "models"
         ) from exc
+
+
+def _sender(streams: Streams) -> Send:
+    """Copies beside what other models compute."""
+
+    def send(target: Tensor, source: Tensor) -> Event:
+        with told_apart("an upload", "an upload"):
+            streams.copies.upload(source, target)
+            return streams.copies.record()
+
+    return send

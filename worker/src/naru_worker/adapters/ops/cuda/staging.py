@@ -14,7 +14,7 @@ from torch import Tensor
 from naru_worker.adapters.ops.cuda.streams import Event, Streams, open_streams
 
 _ALIGNMENT_BYTES = 16
-_FIRST_BYTES = 64 * 1024
+FIRST_BYTES = 64 * 1024
 NUM_HOST_BUFFERS = 3
 """One is filled, one is copied from, and one was just copied from: filling seldom waits."""
 
@@ -34,7 +34,7 @@ class Staging:
     the same shapes land at the same addresses, so that a graph may read them.
     """
 
-    def __init__(self, device: torch.device, streams: Streams | None = None, num_bytes: int = _FIRST_BYTES) -> None:
+    def __init__(self, device: torch.device, streams: Streams | None = None, num_bytes: int = FIRST_BYTES) -> None:
         """`streams`: None: the device's. `num_bytes`: of each buffer at first."""
         self._device = device
         self._streams = open_streams(device) if streams is None else streams
@@ -67,12 +67,12 @@ class Staging:
 
     def _free_buffer(self, num_bytes: int) -> _HostBuffer:
         if num_bytes > len(self._twin):
-            self._twin = torch.empty(2 * num_bytes, dtype=torch.uint8, device=self._device)
+            self._twin = torch.empty(grown_bytes(num_bytes), dtype=torch.uint8, device=self._device)
         buffer = self._buffers[self._next]
         if buffer.copied is not None:
             buffer.copied.synchronize()
         if num_bytes > len(buffer.memory):
-            buffer.memory = self._streams.host_buffer(2 * num_bytes)
+            buffer.memory = self._streams.host_buffer(grown_bytes(num_bytes))
         return buffer
 
     def _upload(self, buffer: _HostBuffer, part: slice) -> None:
@@ -83,6 +83,11 @@ class Staging:
     def _view(self, place: int, array: npt.NDArray[Any]) -> Tensor:
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         return self._twin[place : place + array.nbytes].view(dtype).view(array.shape)
+
+
+def grown_bytes(num_bytes: int) -> int:
+    """What a buffer has that was once asked for so many bytes."""
+    return FIRST_BYTES if num_bytes <= FIRST_BYTES else 2 * num_bytes
 
 
 def _places(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, int], int]:

@@ -91,6 +91,10 @@ class CudaDriver:
         free_bytes, total_bytes = self._device_call("cuMemGetInfo")
         return MemoryInfo(int(free_bytes), int(total_bytes))
 
+    def pin(self, host_address: int, num_bytes: int) -> None:
+        """Pins pages of the host."""
+        self._device_call("cuMemHostRegister", host_address, num_bytes, 0)
+
     def copy_to_host(self, host_address: int, address: int, num_bytes: int) -> None:
         """Copies, and waits for it."""
         self._device_call("cuMemcpyDtoHAsync", host_address, address, num_bytes, self._copies)

@@ -13,7 +13,8 @@ class MemoryInfo(NamedTuple):
 
 
 class Driver(Protocol):
-    """One device. Thread-safe. Addresses, sizes and offsets are multiples of `granularity`, but for copies.
+    """One device. Thread-safe. Addresses, sizes and offsets are multiples of `granularity`, but for those of the host
+    and of copies.
 
     Every method raises `DeviceError` where the device refuses, and has then changed nothing.
     """
@@ -50,6 +51,9 @@ class Driver(Protocol):
 
     def memory_info(self) -> MemoryInfo:
         """What the device has."""
+
+    def pin(self, host_address: int, num_bytes: int) -> None:
+        """Keeps pages of the host where they are, for as long as the process lives: the device copies them itself."""
 
     def copy_to_host(self, host_address: int, address: int, num_bytes: int) -> None:
         """Copies, and returns when it is done. Waits for no other work."""

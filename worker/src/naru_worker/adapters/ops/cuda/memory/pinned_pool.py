@@ -56,8 +56,10 @@ class PinnedPool:
     A slot may be given back with an event: it goes to another taker once the device has passed that.
     """
 
-    def __init__(self, buffer: ByteArray, slot_bytes: int) -> None:
+    def __init__(self, buffer: ByteArray, slot_bytes: int, num_ready: int | None = None) -> None:
         """Cuts a buffer into slots; what is left at its end stays unused.
+
+        `num_ready`: so many can be taken at once, the others as `add_ready` says; None: all.
 
         Raises:
             ValueError: not even one slot fits.
@@ -67,7 +69,9 @@ class PinnedPool:
         self.slot_bytes = slot_bytes
         self.num_slots = len(buffer) // slot_bytes
         self._changed = threading.Condition()
-        self._free = deque(PinnedSlot(i, buffer[i * slot_bytes : (i + 1) * slot_bytes]) for i in range(self.num_slots))
+        slots = [PinnedSlot(i, buffer[i * slot_bytes : (i + 1) * slot_bytes]) for i in range(self.num_slots)]
+        split = self.num_slots if num_ready is None else num_ready
+        self._free, self._to_come = deque(slots[:split]), deque(slots[split:])
         self._busy: deque[tuple[Event, PinnedSlot]] = deque()
         """Given back, but the device may still be at them; the oldest first."""
         self._taken: set[int] = set()
@@ -76,6 +80,13 @@ class PinnedPool:
     def num_taken(self) -> int:
         """Slots that somebody has."""
         return len(self._taken)
+
+    def add_ready(self, num_slots: int) -> None:
+        """So many more can be taken from now on, or all that there are."""
+        with self._changed:
+            for _ in range(min(num_slots, len(self._to_come))):
+                self._free.append(self._to_come.popleft())
+            self._changed.notify_all()
 
     def take(self, num_slots: int = 1, timeout_s: float = 60.0) -> list[PinnedSlot]:
         """So many slots, all or none; waits for the device, and for other threads to give some back.
