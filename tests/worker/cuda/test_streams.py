@@ -106,12 +106,16 @@ def test_a_failed_capture_leaves_the_stream_of_computation_current(cuda: Cuda) -
     assert cuda.current == "default"
 
 
-def test_a_graph_is_replayed_on_the_stream_of_computation_whatever_is_current(cuda: Cuda) -> None:
-    graph = TorchStreams(torch.device("cpu")).capture(lambda: cuda.current)
+def test_computation_stays_on_the_current_stream_and_copies_have_their_own(cuda: Cuda) -> None:
+    streams = TorchStreams(torch.device("cpu"))
+    graph = streams.capture(lambda: cuda.current)
     assert graph.output() == "capture"
-    cuda.current = "another"
     graph.replay()
     assert cuda.calls[-1] == ("replay", "default")
+    seen: list[object] = []
+    streams.copies.submit(lambda: seen.append(cuda.current))
+    streams.compute.submit(lambda: seen.append(cuda.current))
+    assert seen == ["copies", "default"]
 
 
 def test_graphs_share_a_pool_that_ends_with_the_last_of_them(cuda: Cuda) -> None:
