@@ -320,7 +320,21 @@ async def test_an_unload_that_a_worker_refuses_is_tried_again_after_a_pause(
     monkeypatch.setattr(commands, "_RETRY_UNLOAD_S", 0.02)
     monkeypatch.setattr(controller, "_RESYNC_S", 0.02)
     rig.controller.desire(desired(model("a", residency=ON_DEMAND), model("b")))
-    await rig.told.until(lambda: rig.worker.known)
+    await rig.told.until(lambda: any(report.state == KNOWN for report in rig.told.reports))
+    rig.worker.newest["a"] = 9
+    rig.controller.desire(desired(model("b")))
+    await rig.until(lambda _: not rig.worker.known)
+    assert [unload.generation for unload in rig.worker.unloads] == [2, 9]
+
+
+async def test_a_model_that_was_just_being_told_is_unloaded_until_that_is_done(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_RETRY_UNLOAD_S", 0.02)
+    monkeypatch.setattr(controller, "_RESYNC_S", 0.02)
+    rig.worker.may_end.clear()
+    rig.controller.desire(desired(model("a", residency=ON_DEMAND), model("b")))
+    await rig.until(lambda _: rig.worker.known == {"a"})
     rig.worker.newest["a"] = 9
     rig.controller.desire(desired(model("b")))
     await rig.until(lambda _: not rig.worker.known)

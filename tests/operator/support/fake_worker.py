@@ -52,6 +52,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self.told[request.model] = told
         if request.tier == worker_pb2.TIER_COLD and self.abort is None and self.error is None:
             self.known.add(request.model)
+            await self.may_end.wait()
             yield worker_pb2.LoadProgress(state=COLD)
             return
         yield worker_pb2.LoadProgress(state=FETCHING, bytes_done=1, bytes_total=2, detail="half")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from float_codes import FLOATS
 from memory_models import FLOAT_BLOCKS, GROUPS, random_tensor
-from quantized_models import FLOATS
 
 from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
 from naru_worker.adapters.ops.ref_dequant import E4M3, dequantize

@@ -142,4 +142,5 @@ async def test_a_decoder_gives_its_last_tokens_hidden_state(
         want = np.stack([row.numpy() for row in rows])
         np.testing.assert_allclose(raw, want, atol=0.02 * float(np.abs(want).max()))
         np.testing.assert_allclose(got, length_1(raw), atol=1e-6)
-        np.testing.assert_array_equal(raw[0], raw[2])
+        # Steps are as inputs arrive; the products of the reference depend on who else is in one.
+        np.testing.assert_allclose(raw[0], raw[2], rtol=0, atol=0 if backend == "cpu" else 1e-5)

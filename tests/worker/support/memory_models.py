@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from quantized_models import FLOATS, float_codes
+from float_codes import FLOATS, float_codes
 
 from naru_worker.adapters.ops.protocol import RawTensor, TensorFormat
 from naru_worker.core.model_config import ModelConfig, RopeConfig

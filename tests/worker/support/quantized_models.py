@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from float_codes import FLOATS, float_codes
 from tiny_models import TinySpec, Weights, config_of, weights_of, write_json, write_model
 
 Array = npt.NDArray[Any]
@@ -159,24 +160,6 @@ def floats(strategy: str) -> Scheme:
         weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy, "dynamic": False}
         config = compressed("float-quantized", weights)
     return Scheme(config, module)
-
-
-def _value(code: int) -> float:
-    """Of an 8-bit float (e4m3)."""
-    sign, exponent, mantissa = -1.0 if code & 128 else 1.0, (code >> 3) & 15, code & 7
-    if exponent == 15 and mantissa == 7:
-        return float("nan")
-    return sign * (mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
-
-
-FLOATS = np.array([_value(code) for code in range(256)])
-
-
-def float_codes(values: Array) -> npt.NDArray[np.uint8]:
-    """The nearest 8-bit floats."""
-    middles = (FLOATS[:126] + FLOATS[1:127]) / 2
-    found: npt.NDArray[np.uint8] = np.searchsorted(middles, np.abs(values)).astype(np.uint8)
-    return found | np.where(values < 0, np.uint8(128), np.uint8(0))
 
 
 SCHEMES: dict[str, Scheme] = {

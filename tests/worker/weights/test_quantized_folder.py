@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from float_codes import FLOATS
 from quantized_models import (
-    FLOATS,
     SCHEMES,
     SPEC,
     Scheme,

@@ -94,6 +94,10 @@ class Commands:
 
     def unload(self, command: UnloadModel, worker: WorkerRecord) -> None:
         """Begins an unload; what is under way for that model on that worker is given up."""
+        if (command.worker_id, command.model) in self._tasks:
+            # A load may have told the worker of the model already, which no lease shows: to be unloaded until it is.
+            known = self._known.setdefault(command.worker_id, {})
+            known.setdefault(command.model, (worker.epoch, command.generation, False))
         self._begin(command, "draining", lambda: self._unload(command, worker))
 
     def observed(self, worker: WorkerRecord) -> dict[str, ObservedModel]:

@@ -148,12 +148,14 @@ class LeaseKeeper:
 
     async def _write_lease(self, *, is_there: bool) -> bool:
         """Writes what is news, and the lease behind it. False: what should have been there is lost."""
-        near, infos = self._near, self._infos()
-        missing = {digest: info for digest, info in infos.items() if digest not in self._written}
-        is_there = is_there and self._last is not None and not missing and not (near is not None and near.has_news)
+        near = self._near
+        is_there = is_there and self._last is not None and not (near is not None and near.has_news)
+        is_there = is_there and self._infos().keys() <= self._written
         if near is not None and not is_there:
             await near.write(self._client)
-        record = self._record()
+        # Of one moment: models come up meanwhile, and a lease names no info that is not there.
+        record, infos = self._record(), self._infos()
+        missing = {digest: info for digest, info in infos.items() if digest not in self._written}
         text = self._last[1] if self._last is not None and record == self._last[0] else record.to_json()
         news = _news(record)
         await self._write_infos(missing)
