@@ -39,7 +39,7 @@ def report(arch: int, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(600)
-def test_steps_of_any_size_need_no_other_code_than_the_first_ones() -> None:
+def test_steps_of_any_size_need_no_other_code_than_those_of_a_warm_up() -> None:
     """Compiling one takes seconds, for which every stream on the GPU would wait."""
     assert [code for model in report(90).values() for code in model["later"]] == []
 

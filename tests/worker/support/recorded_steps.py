@@ -1,8 +1,8 @@
 """Steps of whole models whose launches are taken down instead of done, for GPUs that aren't here.
 
 Run as a program, for kernels must not have been imported for the interpreter: `recorded_steps.py ARCH [--compile]`
-prints, for each model, how many codes its first steps need, those that later steps of other sizes need beside them, and
-with ``--compile`` what is wrong with any of them.
+prints, for each model, how many codes the steps of a warm-up need, those that later steps of other sizes need beside
+them, and with ``--compile`` what is wrong with any of them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from naru_worker.adapters.ops.cuda.staging import Staging
 from naru_worker.adapters.ops.cuda.step_tensors import num_generated_sequences, step_arrays, step_tensors
 from naru_worker.adapters.ops.cuda.streams import InlineStreams
 from naru_worker.adapters.ops.cuda.table_twin import TableTwin
+from naru_worker.adapters.ops.cuda.warm_up import STEPS
 from naru_worker.adapters.ops.protocol import KVConfig, KVFormat
 from naru_worker.core.model_config import ExpertsConfig, RopeConfig
 
@@ -57,7 +58,6 @@ ASKED: dict[str, Any] = {
 Sizes = tuple[Sequence[int], Sequence[int]]
 """Tokens that each generating sequence has, and tokens of each prompt."""
 
-FIRST: list[Sizes] = [([], [40]), ([], [100]), ([33], []), ([300] * 3, [40, 9]), ([300] * 17, []), ([20] * 33, [])]
 LATER: list[Sizes] = [([], [1]), ([], [64]), ([17] * 16, []), ([301], [16, 7]), ([16] * 64, [128]), ([290] * 5, [3])]
 
 
@@ -171,8 +171,8 @@ def main(arch: int, *, compiles: bool) -> dict[str, Any]:
     for name, (checkpoint, kv_format) in models().items():
         with recorded_launches(arch) as cases:
             model = RecordedModel(checkpoint, kv_format, arch)
-            for sizes in FIRST:
-                model.step(sizes)
+            for warm in STEPS:
+                model.step(warm)
             first = len(cases)
             for sizes in LATER:
                 model.step(sizes)

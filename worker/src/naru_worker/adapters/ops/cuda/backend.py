@@ -16,8 +16,10 @@ from naru_worker.adapters.models.decoder import load_weights
 from naru_worker.adapters.ops.cuda import sizes
 from naru_worker.adapters.ops.cuda.checkpoint_weights import WeightSizer
 from naru_worker.adapters.ops.cuda.device import open_gpu
+from naru_worker.adapters.ops.cuda.interpreter import is_interpreted
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type
 from naru_worker.adapters.ops.cuda.runner import CudaRunner
+from naru_worker.adapters.ops.cuda.warm_up import warm_up
 from naru_worker.adapters.ops.protocol import KVConfig, RunnerOptions
 from naru_worker.adapters.weights.checkpoint import Checkpoint
 from naru_worker.adapters.weights.watched_checkpoint import OnShare, watched
@@ -27,13 +29,23 @@ __all__ = ["CudaRunner", "device_bytes", "kv_block_bytes", "load_runner", "weigh
 
 
 def load_runner(checkpoint: Checkpoint, options: RunnerOptions, on_share: OnShare | None = None) -> CudaRunner:
-    """Packs the weights on the CPU, puts them on the GPU, matrix by matrix, and allocates the KV cache.
+    """Packs the weights on the CPU, puts them on the GPU, matrix by matrix, allocates the KV cache, compiles kernels.
 
     Raises:
         LoadError: there is no GPU to use, a tensor does not fit the config, or the GPU has no room.
+        Unavailable: it has none for the KV cache, or for what steps need.
         Exception: whatever `on_share` raises, which is told of each tensor.
     """
-    return CudaRunner(open_gpu(), watched(checkpoint, on_share), options, weight_bytes(checkpoint))
+    runner = CudaRunner(open_gpu(), watched(checkpoint, on_share), options, weight_bytes(checkpoint))
+    if is_interpreted():  # there is nothing to compile, and steps are slow
+        return runner
+    try:
+        warm_up(runner, options, checkpoint.config.vocab_size)
+    except BaseException:
+        runner.close()
+        raise
+    runner.plain_steps.clear()
+    return runner
 
 
 def weight_bytes(checkpoint: Checkpoint) -> int:
