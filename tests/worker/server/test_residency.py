@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from dataclasses import replace
 from typing import Any
@@ -100,12 +101,19 @@ async def test_a_load_that_fails_after_making_room_gives_its_bytes_back() -> Non
 
 async def test_a_load_that_fails_after_its_engine_began_ends_its_requests_and_lets_go_in_order() -> None:
     loader = small_loader(late_errors={"toy://bad": LoadError("layer 3 is damaged")})
+    has_failed, steps = threading.Event(), itertools.count()
+    # Else its request might have all its tokens before the load fails.
+    loader.before_step["toy://bad"] = lambda _: next(steps) < 3 or has_failed.wait(DEADLINE_S)
     async with running_worker(loader, room_for(1)) as worker:
         await know(worker, "bad")
         router = Exchange(worker.stub)
         await router.send(ask("r", model="bad", max_tokens=30))
         await router.read_until(lambda: "r" in router.deltas)
+        resident = worker.app.hub.resident("bad")
+        assert resident is not None
         loader.begun.set()
+        await eventually(lambda: resident.model is None, "the load did not fail")
+        has_failed.set()
         await router.finish("r")
         assert router.deltas["r"][-1].error.retryable
         await eventually(lambda: loader.closed == ["toy://bad"], "its weights are still there")

@@ -85,7 +85,7 @@ class ToyRunner:
         self.revision = revision
         # Poison: whatever is read before it was written is no token.
         self.cache = np.full(options.num_blocks * options.block_size, -7, np.int32)
-        self.before_step: Callable[[BatchInputs], None] = lambda batch: None
+        self.before_step: Callable[[BatchInputs], object] = lambda batch: None
         self.is_closed = False
         self.released: list[tuple[int, int]] = []
         """(first, count) of blocks given back."""

@@ -21,6 +21,7 @@ from naru_worker.adapters.engine.loaded import LoadedModel, ModelFacts, PoolingF
 from naru_worker.adapters.engine.loader import ImageUsage, Interrupted
 from naru_worker.adapters.engine.resident import Progress
 from naru_worker.adapters.engine.token_table import TokenTable
+from naru_worker.adapters.ops.protocol import BatchInputs
 from naru_worker.adapters.weights.watched_checkpoint import OnShare, unheard
 from naru_worker.app import WorkerApp, build
 from naru_worker.core.hub.model import Footprint
@@ -62,6 +63,8 @@ class ToyLoader:
     """By URI: what `load` raises."""
     late_errors: dict[str, Exception] = field(default_factory=dict)
     """By URI: what `load` raises after its engine has begun."""
+    before_step: dict[str, Callable[[BatchInputs], object]] = field(default_factory=dict)
+    """By URI: what its runners do before each step."""
     weight_bytes: dict[str, int] = field(default_factory=dict)
     stubborn: set[str] = field(default_factory=set)
     """URIs whose `load` does not listen when it is told to stop."""
@@ -174,6 +177,8 @@ class ToyHosted:
             revision=uri,
         )
         loader.runners[self._name] = runner
+        if uri in loader.before_step:
+            runner.before_step = loader.before_step[uri]
         tokenizer = ToyTokenizer()
 
         def release() -> None:
