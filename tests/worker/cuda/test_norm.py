@@ -26,9 +26,9 @@ REF = RefOps(KVConfig(1, 1, 1, 1, 1), torch.float32)
 def assert_close(actual: Tensor, expected: Tensor, scales: Tensor | None) -> None:
     """Equal but for the last bits of the type; rows of fp8: to a sixteenth, or the step nearest zero."""
     if scales is not None:
-        torch.testing.assert_close(scales[:, 0], expected.float().abs().amax(1) / 448.0, rtol=2e-3, atol=1e-9)
+        torch.testing.assert_close(scales, expected.float().abs().amax(1) / 448.0, rtol=2e-3, atol=1e-9)
         step = float(scales.max()) / 256
-        torch.testing.assert_close(actual.float() * scales, expected.float(), rtol=0.07, atol=step)
+        torch.testing.assert_close(actual.float() * scales[:, None], expected.float(), rtol=0.07, atol=step)
     else:
         assert actual.dtype == expected.dtype
         is_half = expected.dtype == torch.float16
@@ -43,7 +43,7 @@ def test_rows_are_normalised(width: int, kind: NormKind, dtype: dtype, quantizes
     torch.manual_seed(width)
     x = (torch.randn(3, width + 5) * 3 + 1).to(dtype)[:, :width]
     weight, bias = torch.randn(width), torch.randn(width) if kind == "layer" else None
-    scales = torch.empty(3, 1) if quantizes else None
+    scales = torch.empty(3) if quantizes else None
     expected = REF.norm(x.float(), weight, bias, 1e-5, kind).to(dtype)
     assert_close(norm(x, weight, bias, 1e-5, kind, scales=scales), expected, scales)
 
@@ -62,7 +62,7 @@ def test_activations_follow_their_formulas(width: int, dtype: dtype, kind: Activ
     torch.manual_seed(width)
     x = (torch.randn(2, 2 * width + 4) * 4).to(dtype)[:, : 2 * width if kind == "swiglu" else width]
     x[0, :3] = torch.tensor([-100.0, 100.0, 0.0], dtype=dtype)
-    scales = torch.empty(2, 1) if quantizes else None
+    scales = torch.empty(2) if quantizes else None
     expected = REF.act(x.float(), kind).to(dtype)
     assert_close(act(x, kind, scales=scales), expected, scales)
 

@@ -22,7 +22,9 @@ from naru_worker.adapters.ops import ref  # noqa: E402
 from naru_worker.adapters.ops.cuda import backend  # noqa: E402
 from naru_worker.adapters.ops.cuda.checkpoint_weights import DeviceWeights, WeightSizer  # noqa: E402
 from naru_worker.adapters.ops.cuda.device import open_gpu  # noqa: E402
+from naru_worker.adapters.ops.cuda.kernels import fp8_linear  # noqa: E402
 from naru_worker.adapters.ops.cuda.runner import CudaRunner  # noqa: E402
+from naru_worker.adapters.ops.cuda.weights import LinearWeight  # noqa: E402
 from naru_worker.adapters.ops.protocol import FloatArray, Runner, RunnerOptions  # noqa: E402
 from naru_worker.adapters.weights.opening import open_checkpoint  # noqa: E402
 
@@ -62,6 +64,30 @@ def test_8_bit_floats_on_both_sides_where_a_gpu_multiplies_them(tmp_path: Path, 
     expected = computed(ref.load_runner(open_checkpoint(tmp_path), OPTIONS))
     # Activations have 8 bits, three of mantissa.
     assert np.abs(ours - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_norms_and_activations_round_for_the_product_behind_them_and_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_quantized(tmp_path, SCHEMES["floats, scales of rows"])
+    passes: list[int] = []
+
+    def counted(x: Any) -> Any:
+        passes.append(len(x))
+        return quantize_rows(x)
+
+    quantize_rows = fp8_linear.quantize_rows
+    monkeypatch.setattr(fp8_linear, "quantize_rows", counted)
+    num_layers, found = open_checkpoint(tmp_path).config.num_layers, {}
+    for rounds in (True, False):
+        if not rounds:
+            monkeypatch.setattr(LinearWeight, "takes_fp8", False)
+        passes.clear()
+        logits = computed(CudaRunner(HOPPER, open_checkpoint(tmp_path), OPTIONS, _num_bytes((9, 0), tmp_path)))
+        found[rounds] = (logits, len(passes))
+    np.testing.assert_array_equal(found[True][0], found[False][0])
+    # In two steps: what attention gives, before `o`; else what goes into `qkv`, `up` and `down`, too.
+    assert [number for _, number in found.values()] == [2 * num_layers, 8 * num_layers]
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])

@@ -24,6 +24,7 @@ MODELS = {
     "experts, norms of heads",
     "quantized experts, one shared",
     "8-bit floats",
+    "8-bit floats behind activations",
     "groups of 64 and 128",
 }
 

@@ -76,6 +76,10 @@ def models() -> dict[str, tuple[MemoryCheckpoint, KVFormat]]:
             checkpoint_of(config_of(**WIDE), {"down": "e4m3_b128", "embed": "bf16", "lm_head": "bf16"}, "e4m3_row"),
             "f16",
         ),
+        "8-bit floats behind activations": (
+            checkpoint_of(config_of(**WIDE, num_layers=1), {"embed": "bf16", "lm_head": "bf16"}, "e4m3_row"),
+            "f16",
+        ),
         "groups of 64 and 128": (
             checkpoint_of(config_of(**WIDE), {"down": "q4_s64", "embed": "bf16", "lm_head": "bf16"}, "q4_g128"),
             "f16",

@@ -86,14 +86,15 @@ def forward(ops: Ops, config: ModelConfig, weights: DecoderWeights) -> Any:
     if weights.pos_embed is not None:
         x = ops.add_positions(x, weights.pos_embed)
     for i, layer in enumerate(weights.layers):
-        h = ops.norm(x, layer.attn_norm, layer.attn_norm_bias, config.norm_eps, config.norm)
+        h = ops.norm(x, layer.attn_norm, layer.attn_norm_bias, config.norm_eps, config.norm, layer.qkv)
         q = ops.rope_kv(ops.linear(h, layer.qkv), i, config.num_heads, config.rope, layer.norms)
         window = config.sliding_windows[i] if config.sliding_windows else None
         mixed = ops.attention(q, i, scale, window)
         if i == config.num_layers - 1:  # nobody reads what the last layer makes of the other rows
             mixed, x = ops.gather(mixed), ops.gather(x)
         x = ops.linear_add(mixed, layer.o, x)
-        h = ops.norm(x, layer.mlp_norm, layer.mlp_norm_bias, config.norm_eps, config.norm)
+        reader = layer.up if layer.router is None else None  # a router and experts read it all of them
+        h = ops.norm(x, layer.mlp_norm, layer.mlp_norm_bias, config.norm_eps, config.norm, reader)
         x = _mlp(ops, config, layer, h, x)
     x = ops.norm(x, weights.final_norm, weights.final_norm_bias, config.norm_eps, config.norm)
     return ops.logits(x, weights.lm_head)
@@ -102,11 +103,11 @@ def forward(ops: Ops, config: ModelConfig, weights: DecoderWeights) -> Any:
 def _mlp(ops: Ops, config: ModelConfig, layer: LayerWeights, h: Any, x: Any) -> Any:
     """X + what the MLP, or the experts, make of h."""
     if layer.router is None:
-        return ops.linear_add(ops.act(ops.linear(h, layer.up), config.activation), layer.down, x)
+        return ops.linear_add(ops.act(ops.linear(h, layer.up), config.activation, layer.down), layer.down, x)
     assert config.experts is not None, "a router was loaded for them"
     shared = layer.shared
     if shared is not None:
-        inner = ops.act(ops.linear(h, shared.up), config.activation)
+        inner = ops.act(ops.linear(h, shared.up), config.activation, shared.down)
         x = ops.add_gated(ops.linear(inner, shared.down), h, shared.router, x)
     return ops.experts(h, layer.router, layer.up, layer.down, x, config.experts)
 

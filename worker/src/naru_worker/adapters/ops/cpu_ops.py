@@ -64,7 +64,9 @@ class TapeRecorder:
         self._record(_ADD_POSITIONS, dst=x, src=x, weight=table.id)
         return x
 
-    def norm(self, x: Buffer, weight: int, bias: int | None, eps: float, kind: NormKind) -> Buffer:
+    def norm(
+        self, x: Buffer, weight: int, bias: int | None, eps: float, kind: NormKind, reader: object = None
+    ) -> Buffer:
         """Rows with their norm taken out."""
         x.wants_floats = True
         out = self._buffer("norm", x.width, x)
@@ -107,7 +109,7 @@ class TapeRecorder:
         self._record(_ATTENTION, dst=out, src=q.buffer, layer=layer, value=scale, window=window or 0)
         return out
 
-    def act(self, x: Buffer, kind: Activation) -> Buffer:
+    def act(self, x: Buffer, kind: Activation, reader: object = None) -> Buffer:
         """Half as wide as its input for swiglu."""
         out = self._buffer("act", x.width // 2 if kind == "swiglu" else x.width, x)
         self._record(_ACT, dst=out, src=x, kind=_ACTS[kind])

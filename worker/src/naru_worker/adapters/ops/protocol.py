@@ -242,8 +242,12 @@ class Ops(Protocol):
     def add_positions(self, x: Any, table: Any) -> Any:
         """X + table[positions] (learned positions)."""
 
-    def norm(self, x: Any, weight: Any, bias: Any | None, eps: float, kind: NormKind) -> Any:
-        """RMSNorm or LayerNorm over the last axis."""
+    def norm(self, x: Any, weight: Any, bias: Any | None, eps: float, kind: NormKind, reader: Any | None = None) -> Any:
+        """RMSNorm or LayerNorm over the last axis.
+
+        `reader`: the matrix of the one `linear` or `linear_add` that reads the result, which may then be whatever those
+        take with it; None: others read it, too.
+        """
 
     def linear(self, x: Any, weight: Any) -> Any:
         """X @ W.T + bias."""
@@ -275,8 +279,8 @@ class Ops(Protocol):
     def attention(self, q: Any, layer: int, scale: float, window: int | None) -> Any:
         """Causal paged attention, (M, num_heads * head_dim)."""
 
-    def act(self, x: Any, kind: Activation) -> Any:
-        """Swiglu: silu(x[:, :n/2]) * x[:, n/2:]; gelu kinds: elementwise."""
+    def act(self, x: Any, kind: Activation, reader: Any | None = None) -> Any:
+        """Swiglu: silu(x[:, :n/2]) * x[:, n/2:]; gelu kinds: elementwise. `reader`: see `norm`."""
 
     def gather(self, x: Any) -> Any:
         """(R, width) rows `logits_rows`."""

@@ -141,7 +141,9 @@ class RefOps:
         """X + table[positions]."""
         return x + table[_index(self.batch.positions)]
 
-    def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: NormKind) -> Tensor:
+    def norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: NormKind, reader: object = None
+    ) -> Tensor:
         """RMSNorm or LayerNorm over the last axis."""
         if kind == "layer":
             return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -208,7 +210,7 @@ class RefOps:
             out[start:stop] = _attend(rows, k, v, positions, scale, window).reshape(stop - start, -1)
         return out
 
-    def act(self, x: Tensor, kind: Activation) -> Tensor:
+    def act(self, x: Tensor, kind: Activation, reader: object = None) -> Tensor:
         """Swiglu: silu of the first half times the second; gelu kinds elementwise."""
         if kind == "swiglu":
             gate, up = x.chunk(2, dim=-1)

@@ -22,6 +22,7 @@ from naru_worker.adapters.ops.cuda.kernels.attention_decode import (
     split_tokens,
 )
 from naru_worker.adapters.ops.cuda.kernels.attention_prefill import attention_prefill
+from naru_worker.adapters.ops.cuda.kernels.fp8_linear import Fp8Rows
 from naru_worker.adapters.ops.cuda.kernels.gated_add import gated_add
 from naru_worker.adapters.ops.cuda.kernels.gemm_groups import Regime
 from naru_worker.adapters.ops.cuda.kernels.group_layout import GroupRows
@@ -68,15 +69,27 @@ class CudaOps:
         """X + table[positions], in place."""
         return add_table_rows(x, table, self.step.positions)
 
-    def norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: NormKind) -> Tensor:
-        """RMSNorm or LayerNorm over the last axis."""
-        return norm(x, weight, bias, eps, kind)
+    def norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        kind: NormKind,
+        reader: LinearWeight | None = None,
+    ) -> Tensor | Fp8Rows:
+        """RMSNorm or LayerNorm over the last axis; of 8 bits where its only reader would round it to them."""
+        if reader is None or not reader.takes_fp8:
+            return norm(x, weight, bias, eps, kind)
+        rows = Fp8Rows.empty(len(x), x.shape[1], x.device)
+        norm(x, weight, bias, eps, kind, out=rows.values, scales=rows.scales)
+        return rows
 
-    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+    def linear(self, x: Tensor | Fp8Rows, weight: LinearWeight) -> Tensor:
         """X @ W.T + bias."""
         return self._linear(x, weight, None)
 
-    def linear_add(self, x: Tensor, weight: LinearWeight, residual: Tensor) -> Tensor:
+    def linear_add(self, x: Tensor | Fp8Rows, weight: LinearWeight, residual: Tensor) -> Tensor:
         """Residual + X @ W.T + bias, in place."""
         return self._linear(x, weight, residual)
 
@@ -152,9 +165,13 @@ class CudaOps:
             )
         return out.flatten(1)
 
-    def act(self, x: Tensor, kind: Activation) -> Tensor:
-        """Swiglu: silu of the first half times the second; gelu kinds elementwise."""
-        return act(x, kind)
+    def act(self, x: Tensor, kind: Activation, reader: LinearWeight | None = None) -> Tensor | Fp8Rows:
+        """Swiglu: silu of the first half times the second; gelu kinds elementwise. Of 8 bits as `norm`'s is."""
+        if reader is None or not reader.takes_fp8:
+            return act(x, kind)
+        rows = Fp8Rows.empty(len(x), reader.num_columns, x.device)
+        act(x, kind, out=rows.values, scales=rows.scales)
+        return rows
 
     def gather(self, x: Tensor) -> Tensor:
         """(R, width) rows `logits_rows`; what follows takes the way of generated rows."""
@@ -193,16 +210,18 @@ class CudaOps:
             arch=self._gpu.arch,
         )
 
-    def _linear(self, x: Tensor, weight: LinearWeight, residual: Tensor | None) -> Tensor:
+    def _linear(self, x: Tensor | Fp8Rows, weight: LinearWeight, residual: Tensor | None) -> Tensor:
         """Each kind of rows by its own kernel: neither may depend on how many there are of the other."""
         out = residual
         if out is None:
-            out = torch.empty((len(x), weight.num_rows), dtype=x.dtype, device=x.device)
-        if not any(isinstance(segment, GroupRows) for segment in weight.segments):
+            shape = (x.num_rows if isinstance(x, Fp8Rows) else len(x), weight.num_rows)
+            out = torch.empty(shape, dtype=self._gpu.activation_dtype, device=self._gpu.torch_device)
+        if isinstance(x, Fp8Rows) or not any(isinstance(segment, GroupRows) for segment in weight.segments):
             return linear(x, weight, regime="prompt", residual=residual, out=out, arch=self._gpu.arch)
         for rows, regime in self._kinds(len(x)):
-            part = None if residual is None else residual[rows]
-            linear(x[rows], weight, regime=regime, residual=part, out=out[rows], arch=self._gpu.arch)
+            own = out[rows]
+            added = None if residual is None else own  # `out` is the residual, if there is one
+            linear(x[rows], weight, regime=regime, residual=added, out=own, arch=self._gpu.arch)
         return out
 
     def _kinds(self, num_rows: int) -> Iterator[tuple[slice, Regime]]:

@@ -66,6 +66,11 @@ class LinearWeight:
     bias: Tensor | None
     """(num_rows,), the type of the activations."""
 
+    @property
+    def takes_fp8(self) -> bool:
+        """Whether all of it is multiplied by activations of 8 bits: whoever makes them for it alone may round them."""
+        return all(isinstance(segment, Fp8Rows) for segment in self.segments)
+
     def placed(self, place: Callable[[Tensor], Tensor]) -> LinearWeight:
         """The same with each tensor where `place` puts it: on a device, or into an arena."""
         bias = None if self.bias is None else place(self.bias)

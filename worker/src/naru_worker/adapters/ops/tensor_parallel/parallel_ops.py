@@ -46,9 +46,9 @@ class ParallelOps:
         """The same on all ranks."""
         return self._inner.add_positions(x, table)
 
-    def norm(self, x: Any, weight: Any, bias: Any | None, eps: float, kind: NormKind) -> Any:
+    def norm(self, x: Any, weight: Any, bias: Any | None, eps: float, kind: NormKind, reader: Any | None = None) -> Any:
         """The same on all ranks."""
-        return self._inner.norm(x, weight, bias, eps, kind)
+        return self._inner.norm(x, weight, bias, eps, kind, reader)
 
     def linear(self, x: Any, weight: Any) -> Any:
         """The rank's columns of the output."""
@@ -78,9 +78,9 @@ class ParallelOps:
         """Of the rank's heads."""
         return self._inner.attention(q, layer, scale, window)
 
-    def act(self, x: Any, kind: Activation) -> Any:
+    def act(self, x: Any, kind: Activation, reader: Any | None = None) -> Any:
         """Of the rank's columns."""
-        return self._inner.act(x, kind)
+        return self._inner.act(x, kind, reader)
 
     def gather(self, x: Any) -> Any:
         """Rows of the rank's columns, or of the residual."""

@@ -1,4 +1,4 @@
-"""Activations between the two halves of an MLP, the result rounded to fp8 where that is asked for."""
+"""Activations between the two halves of an MLP, the result rounded to fp8 where the product behind it takes that."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def _activated(row, at, width, KIND: tl.constexpr):
 
 
 @triton.jit
+def _rounded(row, at, width, KIND: tl.constexpr):
+    """The same in the type that `row` has, which a pass of its own over the result would read."""
+    return _activated(row, at, width, KIND).to(row.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
 def _act_kernel(x, out, used, width, x_stride, out_stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     if used is not None:
@@ -57,12 +63,12 @@ def _act_fp8_kernel(x, out, scales, width, x_stride, out_stride, KIND: tl.conste
     row = tl.program_id(0).to(tl.int64)
     largest = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, width, BLOCK):
-        largest = tl.maximum(largest, tl.abs(_activated(x + row * x_stride, first + tl.arange(0, BLOCK), width, KIND)))
+        largest = tl.maximum(largest, tl.abs(_rounded(x + row * x_stride, first + tl.arange(0, BLOCK), width, KIND)))
     scale, factor = fp8_scale(tl.max(largest))
     tl.store(scales + row, scale)
     for first in range(0, width, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        value = _activated(x + row * x_stride, at, width, KIND)
+        value = _rounded(x + row * x_stride, at, width, KIND)
         tl.store(out + row * out_stride + at, to_fp8(value * factor), mask=at < width)
 
 
@@ -80,7 +86,8 @@ def act(
         x: (M, n), last stride 1.
         kind: Which.
         out: (M, n / 2) of swiglu, (M, n) of the others, last stride 1; made like x (with `scales`: fp8 e4m3) if None.
-        scales: (M,) or (M, 1) float32, contiguous; with them the result is fp8 and has to be multiplied by its row's.
+        scales: (M,) float32, contiguous; with them the result is rounded to the type of x and then as `quantize_rows`
+            does, and has to be multiplied by its row's.
         used: (M,) int32; rows where it is below 0 are neither read nor written. Not with `scales`.
     """
     assert scales is None or used is None

@@ -1,7 +1,8 @@
 """y = x @ W.T (+ bias) (+ residual) with 8-bit floats (e4m3) on both sides, by torch's scaled matrix product.
 
-Rows of x are quantized as they come, each by its largest value; rows of W are, beforehand. The device must multiply
-8-bit floats (`fp8_obstacle` tells); where it does not, the same weights are multiplied by `gemm_groups`.
+Rows of x are quantized as they come, each by its largest value: here, or by the norm or activation that makes them.
+Rows of W are, beforehand. The device must multiply 8-bit floats (`fp8_obstacle` tells); where it does not, the same
+weights are multiplied by `gemm_groups`.
 """
 
 from __future__ import annotations
@@ -25,16 +26,22 @@ _FINISH_COLUMNS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """A matrix of 8-bit floats, (num_rows, num_columns) = (out_features, in_features)."""
+    """A matrix of 8-bit floats: weights, (out_features, in_features), or activations, (M, in_features)."""
 
     values: Tensor
     """(num_rows, num_columns), float8_e4m3fn, contiguous."""
     scales: Tensor
-    """(num_rows,), float32: weight = value * scale."""
+    """(num_rows,), float32: number = value * scale."""
+
+    @staticmethod
+    def empty(num_rows: int, num_columns: int, device: torch.device) -> Fp8Rows:
+        """To be filled."""
+        values = torch.empty((num_rows, num_columns), dtype=torch.float8_e4m3fn, device=device)
+        return Fp8Rows(values, torch.empty(num_rows, dtype=torch.float32, device=device))
 
     @property
     def num_rows(self) -> int:
-        """out_features."""
+        """out_features, or M."""
         return int(self.values.shape[0])
 
     @property
@@ -103,24 +110,22 @@ def _finish_kernel(
     tl.store(out + token * out_stride + rows, total.to(out.dtype.element_ty), mask=inside)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (M, K), float8_e4m3fn, and scales (M, 1), float32, of x (M, K): x = value * scale."""
+def quantize_rows(x: Tensor) -> Fp8Rows:
+    """8-bit floats of x, (M, K), a float matrix whose rows may be strided."""
     tokens, columns = x.shape
-    values = torch.empty((tokens, columns), dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty((tokens, 1), dtype=torch.float32, device=x.device)
+    rows = Fp8Rows.empty(tokens, columns, x.device)
     size = triton.next_power_of_2(columns)
     if tokens:
         _quantize_kernel[(tokens,)](
-            x, values, scales, columns, x.stride(0), COLUMNS=size, num_warps=_warps(size)
+            x, rows.values, rows.scales, columns, x.stride(0), COLUMNS=size, num_warps=_warps(size)
         )  # fmt: skip
-    return values, scales
+    return rows
 
 
 def fp8_linear(
-    x: Tensor,
+    x: Tensor | Fp8Rows,
     weight: Fp8Rows,
     *,
-    x_scales: Tensor | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     out: Tensor | None = None,
@@ -131,22 +136,23 @@ def fp8_linear(
     on all devices and for all types, while products that scale by row are for some only.
 
     Args:
-        x: (M, num_columns), 16 bits (float32 on the CPU), rows may be strided; or float8_e4m3fn, contiguous.
-        x_scales: (M, 1), float32, of an x that is quantized already; `out` is to be given then.
+        x: (M, num_columns), 16 bits (float32 on the CPU), rows may be strided; or quantized already.
         weight: On the same device, which `fp8_obstacle` has nothing against.
         bias: (num_rows,), any float type.
-        residual: (M, num_rows), the type of x. May be `out`.
-        out: (M, num_rows), the type of x, mutated; rows may be strided. Made when None.
+        residual: (M, num_rows), the type of `out`, which it may be.
+        out: (M, num_rows), any float type, mutated; rows may be strided. None: made like x, which must
+            not be quantized then.
     """
     if out is None:
+        assert isinstance(x, Tensor), "8-bit floats do not say what their product is to be"
         out = torch.empty((len(x), weight.num_rows), dtype=x.dtype, device=x.device)
-    if len(x) == 0:
+    if len(out) == 0:
         return out
-    values, scales = quantize_rows(x) if x_scales is None else (x, x_scales)
-    product = _product(values, weight.values)
-    grid = (len(x), triton.cdiv(weight.num_rows, _FINISH_COLUMNS))
+    rows = x if isinstance(x, Fp8Rows) else quantize_rows(x)
+    product = _product(rows.values, weight.values)
+    grid = (len(out), triton.cdiv(weight.num_rows, _FINISH_COLUMNS))
     _finish_kernel[grid](
-        product, scales, weight.scales, out if bias is None else bias, out if residual is None else residual, out,
+        product, rows.scales, weight.scales, out if bias is None else bias, out if residual is None else residual, out,
         weight.num_rows, 0 if residual is None else residual.stride(0), out.stride(0),
         int(bias is not None), int(residual is not None), COLUMNS=_FINISH_COLUMNS, num_warps=4,
     )  # fmt: skip
@@ -171,7 +177,7 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
     if arch not in FP8_ARCHITECTURES:
         return
     for dtype in ("fp16", "bf16"):
-        for columns in (1024, 4096, _MOST_COLUMNS):
+        for columns in (1024, 2048, 4096, 8192, 16384, _MOST_COLUMNS):
             yield CompileCase(
                 name=f"fp8_quantize_rows/{dtype}/k{columns}",
                 kernel=_quantize_kernel,

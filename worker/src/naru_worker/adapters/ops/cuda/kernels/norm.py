@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm of rows, the result rounded to fp8 where that is asked for.
+"""RMSNorm and LayerNorm of rows, the result rounded to fp8 where the product behind it takes that.
 
 Residuals are added by the products before it, which pass over their results anyway.
 """
@@ -46,6 +46,7 @@ def _norm_kernel(
     if bias is not None:
         value += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
     if scales is not None:
+        value = value.to(x.dtype.element_ty).to(tl.float32)  # what a pass of its own over the result would read
         scale, factor = fp8_scale(tl.max(tl.abs(value)))
         tl.store(scales + row, scale)
         tl.store(out + row * out_stride + at, to_fp8(value * factor), mask=inside)
@@ -72,7 +73,8 @@ def norm(
         eps: Added to the mean square, or variance.
         kind: "rms" or "layer".
         out: (M, width), last stride 1, of any float type; made like x (with `scales`: fp8 e4m3) where it is None.
-        scales: (M,) or (M, 1) float32, contiguous; with them the result is fp8 and has to be multiplied by its row's.
+        scales: (M,) float32, contiguous; with them the result is rounded to the type of x and then as `quantize_rows`
+            does, and has to be multiplied by its row's.
     """
     num_rows, width = x.shape
     if out is None:
@@ -103,7 +105,7 @@ def compile_cases(arch: int) -> Iterator[CompileCase]:
     for dtype in ("fp16", "bf16"):
         for is_rms in (True, False):
             for quantize in quantizes:
-                for block in (512, 1024, 4096, 8192, 16384):
+                for block in (512, 1024, 2048, 4096, 8192, 16384):
                     yield _case(arch, dtype, block, is_rms, quantize=quantize)
     yield _case(arch, "fp32", 4096, True, quantize=False)
 
