@@ -105,13 +105,13 @@ def test_bytes_of_all_experts_are_known_before_loading() -> None:
         assert runner.weight_bytes == backend.weight_bytes(checkpoint)
         # Gaps between tensors are below 256 bytes each; no layer has more than 40.
         assert 0 <= space._end - runner.weight_bytes < 256 * 40 * (checkpoint.config.num_layers + 1)
-    config = MODELS["mixtral"].config
-    without = replace(config, experts=None)
+    checkpoint = MODELS["mixtral"]
+    config, without = checkpoint.config, checkpoint_of(replace(checkpoint.config, experts=None))
     # 256 tokens, two experts each: 8 tiles of 64 rows and one more for each expert but the first.
     more = (8 + 4) * 64 * (3 * INNER + HIDDEN)
-    assert mixing_bytes(256, config, 2) == 2 * more and mixing_bytes(256, without, 2) == 0
+    assert mixing_bytes(256, config, 2) == 2 * more and mixing_bytes(256, without.config, 2) == 0
     # The interpreter's activations have four bytes.
-    assert backend.workspace_bytes(config, OPTIONS) - backend.workspace_bytes(without, OPTIONS) == 4 * more
+    assert backend.workspace_bytes(checkpoint, OPTIONS) - backend.workspace_bytes(without, OPTIONS) == 4 * more
 
 
 def parts_of(tensor_format: TensorFormat = "f32", down: TensorFormat | None = None) -> tuple[Any, Any]:

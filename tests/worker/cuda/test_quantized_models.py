@@ -105,6 +105,7 @@ def test_what_is_loaded_takes_the_bytes_that_were_counted(
     packing = DeviceWeights(replace(open_gpu(), capability=capability), place)
     load_weights(packing, open_checkpoint(tmp_path))  # type: ignore[arg-type]  # the weight half of the protocol
     assert sum(placed) == _num_bytes(capability, tmp_path)
+    assert packing.products == _sized(capability, tmp_path).products
 
 
 def test_the_log_says_once_why_8_bit_floats_are_multiplied_otherwise(
@@ -134,6 +135,10 @@ def test_the_log_says_once_why_8_bit_floats_are_multiplied_otherwise(
 
 
 def _num_bytes(capability: tuple[int, int], folder: Path) -> int:
+    return _sized(capability, folder).num_bytes
+
+
+def _sized(capability: tuple[int, int], folder: Path) -> WeightSizer:
     sizer = WeightSizer(torch.float32, capability)
     load_weights(sizer, open_checkpoint(folder))  # type: ignore[arg-type]  # the weight half of the protocol
-    return sizer.num_bytes
+    return sizer

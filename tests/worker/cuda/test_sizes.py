@@ -19,7 +19,9 @@ from mapped_host import MappedHost, map_host  # noqa: E402
 from memory_models import LEARNED, checkpoint_of, config_of  # noqa: E402
 from sampling_batches import sampling_batch  # noqa: E402
 
+from naru_worker.adapters.models.decoder import load_weights  # noqa: E402
 from naru_worker.adapters.ops.cuda import backend, sizes  # noqa: E402
+from naru_worker.adapters.ops.cuda.checkpoint_weights import Fp8Products, WeightSizer  # noqa: E402
 from naru_worker.adapters.ops.cuda.device import GpuDevice, open_gpu, open_upload_slots  # noqa: E402
 from naru_worker.adapters.ops.cuda.graphs import MAX_GRAPH_BYTES  # noqa: E402
 from naru_worker.adapters.ops.cuda.runner import CudaRunner  # noqa: E402
@@ -99,7 +101,7 @@ def test_what_a_model_has_of_the_device_was_counted(
     assert runner.graphs.num_graphs > 0
     streams.synchronize()
     ours = {at: size for at, size in storages(runner).items() if at not in before and at not in streams.on_host}
-    counted = sizes.device_bytes(open_gpu(), config, options) - runner.graphs.limits.max_bytes
+    counted = backend.device_bytes(checkpoint, options) - runner.graphs.limits.max_bytes
     results = 4096  # of the newest steps, which their handles hold
     assert counted / 2 <= sum(ours.values()) <= counted + results
     runner.close()
@@ -116,9 +118,34 @@ def test_graphs_take_a_small_part_of_a_gpu_and_no_more_than_a_model_may_need() -
     )
 
     def bound(config: Any, gib: int) -> int:
-        return sizes.graph_limits(gpu_of(gib << 30), config, options).max_bytes
+        return sizes.graph_limits(gpu_of(gib << 30), config, options, Fp8Products()).max_bytes
 
     assert bound(SMALL, 80) == 64 << 20
     assert 64 << 20 < bound(large, 80) <= MAX_GRAPH_BYTES
     assert bound(large, 4) <= (4 << 30) // 32
-    assert sizes.graph_limits(gpu_of(80 << 30), large, options).max_rows == 64
+    assert sizes.graph_limits(gpu_of(80 << 30), large, options, Fp8Products()).max_rows == 64
+
+
+def test_products_of_8_bit_floats_are_counted_as_wide_as_they_get() -> None:
+    hopper = replace(gpu_of(80 << 30), capability=(9, 0))
+    options = RunnerOptions(16, 24, 2048, 64, 8192)
+    config = config_of(num_layers=1, hidden_size=256, intermediate_size=512, vocab_size=4096)
+    checkpoint = checkpoint_of(config, {"embed": "bf16"}, "e4m3_row")
+
+    def found(capability: tuple[int, int]) -> Fp8Products:
+        sizer = WeightSizer(torch.bfloat16, capability)
+        load_weights(sizer, checkpoint)  # type: ignore[arg-type]  # the weight half of the protocol
+        return sizer.products
+
+    assert found((8, 0)) == Fp8Products()
+    assert found((9, 0)) == Fp8Products(layer_width=2 * 512, head_width=4096)
+
+    def workspace(products: Fp8Products) -> int:
+        return sizes.workspace_bytes(hopper, config, options, products)
+
+    assert workspace(found((9, 0))) - workspace(found((8, 0))) == 2048 * 2 * 512 * 4
+    # All tokens meet the layers, one of each sequence meets the head.
+    assert workspace(Fp8Products(16, 4096)) - workspace(Fp8Products()) == 64 * 4096 * 4
+    tall = Fp8Products(1 << 18)
+    limits = [sizes.graph_limits(hopper, config, options, each).max_bytes for each in (Fp8Products(), tall)]
+    assert limits[0] < limits[1]

@@ -39,10 +39,10 @@ class Backend(Protocol):
     def kv_block_bytes(self, config: ModelConfig, options: RunnerOptions) -> int:
         """Bytes of one KV block over all layers."""
 
-    def workspace_bytes(self, config: ModelConfig, options: RunnerOptions) -> int:
+    def workspace_bytes(self, checkpoint: Checkpoint, options: RunnerOptions) -> int:
         """Bytes of the activations of a step; all models of a process share one workspace."""
 
-    def device_bytes(self, config: ModelConfig, options: RunnerOptions) -> int:
+    def device_bytes(self, checkpoint: Checkpoint, options: RunnerOptions) -> int:
         """Bytes that a runner has beside these, and keeps while its weights wait in host memory."""
 
 

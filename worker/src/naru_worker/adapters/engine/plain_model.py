@@ -68,9 +68,9 @@ def _facts(name: str, checkpoint: Checkpoint, room: EngineRoom, base: RunnerOpti
         weights_key=f"own:{name}",
         weight_bytes=backend.weight_bytes(checkpoint),
         kv_block_bytes=backend.kv_block_bytes(checkpoint.config, base),
-        workspace_bytes=backend.workspace_bytes(checkpoint.config, base) + exchanged_bytes,
+        workspace_bytes=backend.workspace_bytes(checkpoint, base) + exchanged_bytes,
         tokenizer_bytes=TOKENIZER_BYTES,
-        device_bytes=backend.device_bytes(checkpoint.config, base),
+        device_bytes=backend.device_bytes(checkpoint, base),
         can_sleep=room.sleep_slots is not None and num_ranks == 1,
     )
 

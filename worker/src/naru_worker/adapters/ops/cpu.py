@@ -12,6 +12,7 @@ earlier answer left in the cache keep the numbers they were generated with when 
 from __future__ import annotations
 
 import ctypes
+from typing import Protocol
 
 from naru_worker.adapters.models.decoder import load_weights
 from naru_worker.adapters.ops import cpu_sizes
@@ -106,19 +107,27 @@ def weight_bytes(checkpoint: Checkpoint) -> int:
     return sizer.arena_bytes + sizer.vector_bytes
 
 
-def device_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+def device_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> int:
     """None: all of a runner goes with it."""
     return 0
 
 
-def workspace_bytes(config: ModelConfig, options: RunnerOptions, *, variant: str | None = None) -> int:
+class Configured(Protocol):
+    """What a model is known by, whichever way its weights come: a checkpoint, or an image of one."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Its shape."""
+
+
+def workspace_bytes(model: Configured, options: RunnerOptions, *, variant: str | None = None) -> int:
     """Bytes of the workspace that a step of this model uses. All models share one: the largest counts.
 
     Raises:
         LoadError: a size is out of range, or the kernels cannot be built.
     """
-    check_served(config)
-    return cpu_sizes.workspace_bytes(load_best() if variant is None else load_variant(variant), config, options)
+    check_served(model.config)
+    return cpu_sizes.workspace_bytes(load_best() if variant is None else load_variant(variant), model.config, options)
 
 
 def _sized(library: ctypes.CDLL, checkpoint: Checkpoint) -> WeightSizer:

@@ -63,13 +63,14 @@ def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
     return options.block_size * (values + scales)
 
 
-def device_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+def device_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> int:
     """None: all of a runner goes with it."""
     return 0
 
 
-def workspace_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+def workspace_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> int:
     """About the activations of a step: torch takes and gives them back by itself."""
+    config = checkpoint.config
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     widths = 4 * config.hidden_size + 2 * qkv + 3 * config.widest_inner_size
     scores = config.num_heads * options.max_model_len

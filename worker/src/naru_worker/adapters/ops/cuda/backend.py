@@ -15,7 +15,7 @@ from __future__ import annotations
 from naru_worker.adapters.models.decoder import load_weights
 from naru_worker.adapters.ops.cuda import sizes
 from naru_worker.adapters.ops.cuda.checkpoint_weights import WeightSizer
-from naru_worker.adapters.ops.cuda.device import open_gpu
+from naru_worker.adapters.ops.cuda.device import GpuDevice, open_gpu
 from naru_worker.adapters.ops.cuda.interpreter import is_interpreted
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type
 from naru_worker.adapters.ops.cuda.runner import CudaRunner
@@ -54,10 +54,7 @@ def weight_bytes(checkpoint: Checkpoint) -> int:
     Raises:
         LoadError: there is no GPU to use, or a tensor does not fit the config.
     """
-    gpu = open_gpu()
-    sizer = WeightSizer(gpu.activation_dtype, gpu.capability)
-    load_weights(sizer, checkpoint)  # type: ignore[arg-type]  # only the weight half of the protocol is called
-    return sizer.num_bytes
+    return _sized(open_gpu(), checkpoint).num_bytes
 
 
 def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
@@ -69,19 +66,27 @@ def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
     return block_bytes(KVConfig.of(config, options), element_type(options.kv_format, open_gpu().activation_dtype))
 
 
-def workspace_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+def workspace_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> int:
     """About the activations of a step, which models share.
 
     Raises:
-        LoadError: there is no GPU to use.
+        LoadError: there is no GPU to use, or a tensor does not fit the config.
     """
-    return sizes.workspace_bytes(open_gpu(), config, options)
+    gpu = open_gpu()
+    return sizes.workspace_bytes(gpu, checkpoint.config, options, _sized(gpu, checkpoint).products)
 
 
-def device_bytes(config: ModelConfig, options: RunnerOptions) -> int:
+def device_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> int:
     """Graphs, sampler and what steps read: each model has its own, and keeps it while it sleeps.
 
     Raises:
-        LoadError: there is no GPU to use.
+        LoadError: there is no GPU to use, or a tensor does not fit the config.
     """
-    return sizes.device_bytes(open_gpu(), config, options)
+    gpu = open_gpu()
+    return sizes.device_bytes(gpu, checkpoint.config, options, _sized(gpu, checkpoint).products)
+
+
+def _sized(gpu: GpuDevice, checkpoint: Checkpoint) -> WeightSizer:
+    sizer = WeightSizer(gpu.activation_dtype, gpu.capability)
+    load_weights(sizer, checkpoint)  # type: ignore[arg-type]  # only the weight half of the protocol is called
+    return sizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from naru_worker.adapters.ops.cuda.memory.errors import OutOfDeviceMemory
 from naru_worker.adapters.ops.cuda.weights import (
     Capability,
     LinearWeight,
+    num_fp8_rows,
     pack_matrix,
     pack_vector,
     packed_bytes,
@@ -23,6 +25,24 @@ from naru_worker.adapters.ops.cuda.weights import (
 from naru_worker.adapters.ops.protocol import RawTensor
 
 _VECTOR_BYTES = 4
+
+
+@dataclass(slots=True)
+class Fp8Products:
+    """How wide the results get of products of 8-bit floats, which are float32 at first; 0: there are none."""
+
+    layer_width: int = 0
+    """Of the tallest such matrix in the layers, which all tokens of a step meet."""
+    head_width: int = 0
+    """Of the head, which one token of each sequence meets."""
+
+    def count(self, parts: Sequence[RawTensor], capability: Capability) -> None:
+        """Takes a matrix in: one that is stacked of these."""
+        width = num_fp8_rows(parts, capability)
+        if parts[0].name.startswith("layers."):
+            self.layer_width = max(self.layer_width, width)
+        else:
+            self.head_width = max(self.head_width, width)
 
 
 class DeviceWeights:
@@ -35,6 +55,7 @@ class DeviceWeights:
         self._alone: dict[str, LinearWeight] = {}
         self.notes: Counter[str] = Counter()
         """Why matrices of 8-bit floats are not multiplied as such, and how many are not."""
+        self.products = Fp8Products()
 
     def matrix(self, parts: Sequence[RawTensor], biases: Sequence[RawTensor | None]) -> LinearWeight:
         """Stacks parts by rows; their formats may differ.
@@ -47,6 +68,7 @@ class DeviceWeights:
             return self._alone[parts[0].name]
         weight = pack_matrix(parts, biases, self._gpu.activation_dtype, self._gpu.capability).placed(self._place)
         self.notes.update(filter(None, (why_not_fp8(part, self._gpu.capability) for part in parts)))
+        self.products.count(parts, self._gpu.capability)
         if is_alone:
             self._alone[parts[0].name] = weight
         return weight
@@ -87,6 +109,7 @@ class WeightSizer:
     def __init__(self, dtype: torch.dtype, capability: Capability) -> None:
         """`dtype`: of the activations; `capability`: of the GPU."""
         self.num_bytes = 0
+        self.products = Fp8Products()
         self._dtype = dtype
         self._capability = capability
         self._alone: set[str] = set()
@@ -102,6 +125,7 @@ class WeightSizer:
                 return
             self._alone.add(parts[0].name)
         self.num_bytes += packed_bytes(parts, biases, self._dtype, self._capability)
+        self.products.count(parts, self._capability)
 
     def vector(self, tensor: RawTensor) -> None:
         """Counts a vector."""

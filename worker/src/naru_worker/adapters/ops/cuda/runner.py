@@ -110,7 +110,7 @@ class CudaRunner:
         self._weights: DecoderWeights | None = weights
         self._words = blocks.view(torch.int32)
         self._ops: CudaOps | None = CudaOps(gpu, self.kv, layer_caches(blocks, self.kv, dtype), options.max_model_len)
-        limits = graph_limits(gpu, config, options)
+        limits = graph_limits(gpu, config, options, packing.products)
         self.graphs = DecodeGraphs(gpu.torch_device, self._streams, self._table.tensor, limits, self._compute_rows)
         self._logits: Tensor | None = None
         self.plain_steps: Counter[NoGraph] = Counter()

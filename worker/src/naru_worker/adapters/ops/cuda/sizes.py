@@ -12,6 +12,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
+from naru_worker.adapters.ops.cuda.checkpoint_weights import Fp8Products
 from naru_worker.adapters.ops.cuda.device import GpuDevice
 from naru_worker.adapters.ops.cuda.experts import mixing_bytes
 from naru_worker.adapters.ops.cuda.graphs import (
@@ -22,6 +23,7 @@ from naru_worker.adapters.ops.cuda.graphs import (
     input_bytes,
 )
 from naru_worker.adapters.ops.cuda.kernels.attention_decode import decode_partials_shape, split_tokens
+from naru_worker.adapters.ops.cuda.kernels.fp8_linear import product_bytes
 from naru_worker.adapters.ops.cuda.kernels.sampler import SamplerSpace
 from naru_worker.adapters.ops.cuda.kv_views import element_type
 from naru_worker.adapters.ops.cuda.sampling_tensors import SamplingLayout
@@ -38,20 +40,21 @@ _MIN_GRAPH_BYTES = 64 << 20
 """The allocator takes 2 to 20 MiB at a time, for each size of its own."""
 
 
-def workspace_bytes(gpu: GpuDevice, config: ModelConfig, options: RunnerOptions) -> int:
+def workspace_bytes(gpu: GpuDevice, config: ModelConfig, options: RunnerOptions, products: Fp8Products) -> int:
     """About the activations of the largest step: torch's allocator takes and keeps them."""
     logits = options.max_num_seqs * config.vocab_size * gpu.activation_dtype.itemsize
     partials = _partial_bytes(gpu, config, options, options.max_num_seqs)
     mixing = mixing_bytes(options.max_num_tokens, config, gpu.activation_dtype.itemsize)
-    return options.max_num_tokens * _token_bytes(gpu, config) + mixing + partials + logits
+    product = _product_bytes(products, options.max_num_tokens, options.max_num_seqs)
+    return options.max_num_tokens * _token_bytes(gpu, config) + product + mixing + partials + logits
 
 
-def device_bytes(gpu: GpuDevice, config: ModelConfig, options: RunnerOptions) -> int:
+def device_bytes(gpu: GpuDevice, config: ModelConfig, options: RunnerOptions, products: Fp8Products) -> int:
     """Of each loaded model: its graphs, at most, where they write their logits, its sampler, and what steps read.
 
     Penalties count as many tokens as a step has; texts that are penalised far longer take more.
     """
-    limits = graph_limits(gpu, config, options)
+    limits = graph_limits(gpu, config, options, products)
     logits = limits.max_rows * config.vocab_size * gpu.activation_dtype.itemsize
     rotations = 0 if config.rope is None else 4 * options.max_model_len * config.rope.rotary_dim
     return (
@@ -65,11 +68,12 @@ def device_bytes(gpu: GpuDevice, config: ModelConfig, options: RunnerOptions) ->
     )
 
 
-def graph_limits(gpu: GpuDevice, config: ModelConfig, options: RunnerOptions) -> GraphLimits:
+def graph_limits(gpu: GpuDevice, config: ModelConfig, options: RunnerOptions, products: Fp8Products) -> GraphLimits:
     """Which graphs a model may have: so many bytes as its largest graphs may need, and a small part of the GPU."""
     max_rows = min(options.max_num_seqs, NUM_ROWS[-1])
-    mixing = mixing_bytes(max_rows, config, gpu.activation_dtype.itemsize)
-    largest = max_rows * _token_bytes(gpu, config) + mixing + _partial_bytes(gpu, config, options, max_rows)
+    products_bytes = _product_bytes(products, max_rows, max_rows)
+    products_bytes += mixing_bytes(max_rows, config, gpu.activation_dtype.itemsize)
+    largest = max_rows * _token_bytes(gpu, config) + products_bytes + _partial_bytes(gpu, config, options, max_rows)
     most = min(MAX_GRAPH_BYTES, gpu.total_bytes // _GRAPH_SHARE) if gpu.total_bytes else MAX_GRAPH_BYTES
     return GraphLimits(
         max_rows, options.max_model_len, max_bytes=min(most, max(_MIN_GRAPH_BYTES, _GRAPH_SLACK * largest))
@@ -80,6 +84,11 @@ def _token_bytes(gpu: GpuDevice, config: ModelConfig) -> int:
     """Activations of one token in the widest layer, all of them alive at once."""
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     return (4 * config.hidden_size + 2 * qkv + 3 * config.intermediate_size) * gpu.activation_dtype.itemsize
+
+
+def _product_bytes(products: Fp8Products, num_tokens: int, num_logits: int) -> int:
+    """Of the widest product of 8-bit floats: there is one at a time."""
+    return max(product_bytes(num_tokens, products.layer_width), product_bytes(num_logits, products.head_width))
 
 
 def _partial_bytes(gpu: GpuDevice, config: ModelConfig, options: RunnerOptions, num_rows: int) -> int:

@@ -97,6 +97,12 @@ def why_not_fp8(part: RawTensor, capability: Capability) -> str | None:
     return None
 
 
+def num_fp8_rows(parts: Sequence[RawTensor], capability: Capability) -> int:
+    """Of the tallest run that `pack_matrix` makes of 8-bit floats to be multiplied as such; 0: of none."""
+    runs = groupby(parts, lambda part: layout_of(part, capability))
+    return max((sum(part.shape[0] for part in run) for layout, run in runs if layout == "fp8"), default=0)
+
+
 def packed_bytes(
     parts: Sequence[RawTensor], biases: Sequence[RawTensor | None], dtype: torch.dtype, capability: Capability = NO_FP8
 ) -> int:

@@ -159,6 +159,11 @@ def fp8_linear(
     return out
 
 
+def product_bytes(num_tokens: int, num_rows: int) -> int:
+    """Of what `fp8_linear` multiplies into, for a weight of so many rows, until it is finished."""
+    return num_tokens * num_rows * torch.float32.itemsize
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """A @ b.T of 8-bit floats, float32."""
     if not a.is_cuda:
