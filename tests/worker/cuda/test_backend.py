@@ -34,6 +34,7 @@ MODELS: dict[str, tuple[MemoryCheckpoint, KVFormat]] = {
         "f32",
     ),
     "learned positions": (checkpoint_of(config_of(**LEARNED, num_layers=1)), "f32"),
+    "heads normed": (checkpoint_of(config_of(num_layers=1, head_dim=32, qk_norm=True)), "f32"),
     "windows": (checkpoint_of(config_of(num_layers=2, sliding_windows=(8, None))), "f32"),
     "half a head rotated, bytes": (
         checkpoint_of(
@@ -80,7 +81,7 @@ def test_chunks_and_mixed_steps_agree_with_the_reference(name: str) -> None:
 
 
 @pytest.mark.gpu_offline
-@pytest.mark.parametrize("name", ["floats", "quantized"])
+@pytest.mark.parametrize("name", ["floats", "quantized", "heads normed"])
 def test_greedy_answers_are_the_references(name: str) -> None:
     prompts = [[1, 2, 3], [7] * 20]
     ours, expected = (greedy(runner, prompts, 6)[0] for runner in runners(name))

@@ -94,7 +94,7 @@ def test_another_version_is_refused_by_its_number(
     with monkeypatch.context() as patch:
         patch.setattr(header_module, "VERSION", 7)
         page = header_of_page(whole)
-    assert_refused(tmp_path / "new.naru", page + whole[PAGE_BYTES:], match="layout version 7; this worker reads 1")
+    assert_refused(tmp_path / "new.naru", page + whole[PAGE_BYTES:], match="layout version 7; this worker reads 2")
 
 
 def header_of_page(whole: bytes) -> bytes:
@@ -187,6 +187,8 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "rope wider than a head": lambda i: i["config"]["rope"].__setitem__("rotary_dim", 10**6),
     "windows of another count": lambda i: i["config"].__setitem__("sliding_windows", [1]),
     "flag a number": lambda i: i["config"].__setitem__("tie_word_embeddings", 1),
+    "norms of heads that are not there": lambda i: i["config"].__setitem__("qk_norm", True),
+    "norms of heads unknown": lambda i: i["config"].pop("qk_norm"),
     "no config": lambda i: i.__setitem__("config", None),
     "template a number": lambda i: i.__setitem__("chat_template", 3),
     "vocabulary limit above the embedding": lambda i: i.__setitem__("vocab_limit", 10**6),

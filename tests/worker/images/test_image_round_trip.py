@@ -37,6 +37,7 @@ FAMILIES = {
     "llama with biases": TinySpec(bias=True),
     "llama, ragged rows": TinySpec(vocab_size=301, intermediate_size=100, hidden_size=60, num_heads=3, num_kv_heads=1),
     "qwen2": TinySpec(model_type="qwen2", extra={"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+    "qwen3": TinySpec(model_type="qwen3", head_dim=24),
     "mistral": TinySpec(model_type="mistral", extra={"sliding_window": 32}),
     "gpt2": TinySpec(model_type="gpt2"),
     "gpt2 tied": TinySpec(model_type="gpt2", tied=True),
@@ -125,7 +126,7 @@ def test_an_image_stays_one_mapping_so_that_huge_pages_fit(
     assert len(maps) == 1
 
 
-@pytest.mark.parametrize("name", ["llama with biases", "llama, ragged rows", "qwen2", "gpt2 tied"])
+@pytest.mark.parametrize("name", ["llama with biases", "llama, ragged rows", "qwen2", "qwen3", "gpt2 tied"])
 def test_a_model_run_from_its_image_gives_the_same_logits(
     tmp_path: Path, tiny_model: Callable[[TinySpec], Path], pack_here: Any, go_on: threading.Event, name: str
 ) -> None:

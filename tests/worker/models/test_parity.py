@@ -56,6 +56,13 @@ SPECS = {
         num_layers=3,
         extra={"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     ),
+    "qwen3 tied, heads wider than hidden": TinySpec("qwen3", head_dim=32, tied=True),
+    "qwen3 biases, windows above a layer": TinySpec(
+        "qwen3",
+        num_layers=3,
+        bias=True,
+        extra={"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
     "mistral": TinySpec("mistral"),
     "mistral window": TinySpec("mistral", extra={"sliding_window": 32}),
     "gpt2": TinySpec("gpt2", num_kv_heads=4, tied=True),

@@ -37,6 +37,8 @@ def _attention(
 ) -> Float64Array:
     count, dim = len(h), config.head_dim
     q, k, v = (_linear(w, layer + n, h).reshape(count, -1, dim) for n in ("q", "k", "v"))
+    if config.qk_norm:
+        q, k = _norm(config, w, layer + "q_norm", q), _norm(config, w, layer + "k_norm", k)
     q, k = _rotate(config, q), _rotate(config, k)
     group = config.num_heads // config.num_kv_heads
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)

@@ -20,7 +20,11 @@ pytestmark = pytest.mark.timeout(600)  # the first use of a variant compiles it
 SIZE = 16
 VOCAB = 97
 MODELS: dict[str, tuple[ModelConfig, dict[str, TensorFormat], TensorFormat]] = {
-    "full": (config_of(num_heads=6, num_kv_heads=2, head_dim=32), {"lm_head": "q8_0", "k": "f16"}, "q4_1"),
+    "full": (
+        config_of(num_heads=6, num_kv_heads=2, head_dim=32, qk_norm=True),
+        {"lm_head": "q8_0", "k": "f16"},
+        "q4_1",
+    ),
     "windows": (
         config_of(num_heads=6, num_kv_heads=2, head_dim=32, sliding_windows=(70, 200)),
         {"lm_head": "q8_0", "down": "q8_0"},

@@ -30,6 +30,7 @@ MODELS: dict[str, tuple[ModelConfig, dict[str, TensorFormat], TensorFormat]] = {
         {"v": "q6_k", "down": "q6_k", "lm_head": "q6_k"},
         "q4_k",
     ),
+    "heads normed": (config_of(head_dim=32, qk_norm=True), {}, "q8_0"),
     "biases": (config_of(**BIASED), {}, "bf16"),
     "learned": (config_of(**BIASED, architecture="gpt2", activation="gelu_tanh", rope=None), {}, "f32"),
 }

@@ -66,7 +66,7 @@ def config_of(spec: TinySpec) -> dict[str, Any]:
             "activation_function": "gelu_new",
         }
     else:
-        name = {"llama": "Llama", "qwen2": "Qwen2", "mistral": "Mistral"}[spec.model_type]
+        name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}[spec.model_type]
         config = {
             "architectures": [f"{name}ForCausalLM"],
             "model_type": spec.model_type,
@@ -81,12 +81,14 @@ def config_of(spec: TinySpec) -> dict[str, Any]:
             "rope_theta": 10000.0,
             "hidden_act": "silu",
         }
-        if spec.head_dim is not None:
-            config["head_dim"] = spec.head_dim
+        if spec.head_dim is not None or spec.model_type == "qwen3":
+            config["head_dim"] = spec.width
         if spec.model_type == "mistral":
             config["sliding_window"] = None
         if spec.model_type == "llama":
             config |= {"attention_bias": spec.bias, "mlp_bias": spec.bias}
+        if spec.model_type == "qwen3":
+            config["attention_bias"] = spec.bias
     config |= {"tie_word_embeddings": spec.tied, "bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT}
     return config | spec.extra
 
@@ -126,8 +128,11 @@ def _llama(spec: TinySpec, matrix: Any, vector: Any) -> Weights:
         for name, (rows, columns) in linears.items():
             weights[p + name + ".weight"] = matrix(rows, columns, columns)
             is_qkv = name.split(".")[1] in ("q_proj", "k_proj", "v_proj")
-            if spec.bias or (spec.model_type == "qwen2" and is_qkv):
+            has_bias = spec.bias and (spec.model_type != "qwen3" or name.startswith("self_attn."))
+            if has_bias or (spec.model_type == "qwen2" and is_qkv):
                 weights[p + name + ".bias"] = vector(rows, 0.0)
+        for norm in ("q_norm", "k_norm") if spec.model_type == "qwen3" else ():
+            weights[f"{p}self_attn.{norm}.weight"] = vector(width, 1.0)
     weights["model.norm.weight"] = vector(hidden, 1.0)
     if not spec.tied:
         weights["lm_head.weight"] = matrix(spec.vocab_size, hidden, hidden)

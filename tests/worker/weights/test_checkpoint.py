@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf_builder import model_file
+from gguf_builder import build, f32, model_file, model_metadata, model_tensors
 from safetensors.numpy import save_file
 from tiny_models import TinySpec, Weights, config_of, weights_of, write_json, write_model
 
@@ -21,6 +21,7 @@ from naru_worker.adapters.weights.opening import open_checkpoint
 from naru_worker.core.weight_layout import expected_shapes
 
 LLAMA, QWEN, GPT2 = TinySpec(), TinySpec("qwen2"), TinySpec("gpt2", num_kv_heads=4, tied=True)
+QWEN3 = TinySpec("qwen3", head_dim=32)
 
 
 def values(checkpoint: MappedCheckpoint, name: str) -> npt.NDArray[np.float32]:
@@ -63,7 +64,9 @@ def test_gpt2_names_work_without_their_prefix(tmp_path: Path) -> None:
     assert open_checkpoint(folder).get("pos_embed").shape == (256, 64)
 
 
-@pytest.mark.parametrize("spec", [LLAMA, TinySpec(bias=True), QWEN, GPT2], ids=["llama", "biases", "qwen2", "gpt2"])
+@pytest.mark.parametrize(
+    "spec", [LLAMA, TinySpec(bias=True), QWEN, QWEN3, GPT2], ids=["llama", "biases", "qwen2", "qwen3", "gpt2"]
+)
 def test_gguf_and_folder_of_one_model_hold_the_same_tensors(tmp_path: Path, spec: TinySpec) -> None:
     write_model(tmp_path, spec)
     path = tmp_path / "m.gguf"
@@ -127,6 +130,36 @@ def test_a_tensor_of_the_wrong_shape_or_dtype_is_refused(tmp_path: Path, array: 
     with pytest.raises(LoadError, match=message) as caught:
         open_checkpoint(folder_with(tmp_path, LLAMA, lambda w: w | {K_PROJ: array}))
     assert K_PROJ in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (None, r"q_norm.weight' is missing"),
+        (np.ones(128, np.float32), r"has shape \(128,\), but the config needs \(32,\)"),
+        (np.ones(16, np.float32), r"has shape \(16,\), but the config needs \(32,\)"),
+        (np.ones((32, 1), np.float32), r"has shape \(32, 1\), but the config needs \(32,\)"),
+    ],
+)
+def test_a_norm_of_heads_of_another_width_or_none_is_refused(tmp_path: Path, array: Any, message: str) -> None:
+    name = "model.layers.1.self_attn.q_norm.weight"
+
+    def change(weights: Weights) -> Weights:
+        return {k: v for k, v in weights.items() if k != name} | ({} if array is None else {name: array})
+
+    with pytest.raises(LoadError, match=message) as caught:
+        open_checkpoint(folder_with(tmp_path, QWEN3, change))
+    assert caught.value.param == name
+
+
+def test_a_gguf_files_norm_of_heads_of_another_width_or_none_is_refused(tmp_path: Path) -> None:
+    path, name = tmp_path / "m.gguf", "blk.0.attn_k_norm.weight"
+    rest = [tensor for tensor in model_tensors(QWEN3) if tensor.name != name]
+    for tensors in (rest, [*rest, f32(name, np.ones(31, np.float32))]):
+        path.write_bytes(build(model_metadata(QWEN3), tensors))
+        with pytest.raises(LoadError, match="attn_k_norm") as caught:
+            open_checkpoint(path)
+        assert caught.value.param == name
 
 
 def test_half_precision_tensors_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -245,7 +278,7 @@ ODD: tuple[Any, ...] = (None, True, -1, 0, 1, 7, 2**31, 2**70, 1e308, -0.5, "", 
 
 @pytest.mark.parametrize(
     "spec",
-    [TinySpec(extra={"rope_scaling": {"type": "linear", "factor": 2.0}}), QWEN, GPT2],
+    [TinySpec(extra={"rope_scaling": {"type": "linear", "factor": 2.0}}), QWEN, QWEN3, GPT2],
     ids=lambda spec: spec.model_type,
 )
 def test_no_value_in_a_config_does_worse_than_a_load_error(tmp_path: Path, spec: TinySpec) -> None:

@@ -22,6 +22,7 @@ from naru_worker.core.weight_layout import expected_shapes
 SPECS = [
     TinySpec(num_kv_heads=1, bias=True),
     TinySpec(model_type="qwen2", tied=True),
+    TinySpec(model_type="qwen3", head_dim=32),
     TinySpec(model_type="gpt2", num_kv_heads=4, tied=True),
     TinySpec(model_type="mistral", head_dim=8),
 ]

@@ -133,14 +133,31 @@ def test_no_num_key_value_heads_means_one_a_head() -> None:
     assert parse(LLAMA, num_key_value_heads=None).num_kv_heads == 4
 
 
+def test_qwen3_has_norms_of_heads_and_its_references_defaults() -> None:
+    spec = TinySpec("qwen3", hidden_size=256, num_heads=64, num_kv_heads=8)
+    parsed = parse(spec, head_dim=32)
+    assert (parsed.architecture, parsed.qk_norm, parsed.head_dim) == ("qwen3", True, 32)
+    assert (parsed.qkv_bias, parsed.o_bias, parsed.mlp_bias, parsed.tie_word_embeddings) == (False,) * 4
+    biased = parse(spec, attention_bias=True)
+    assert (biased.qkv_bias, biased.o_bias, biased.mlp_bias) == (True, True, False)
+    assert parse_without(spec, "head_dim").head_dim == 128
+    assert parse_without(spec, "num_key_value_heads").num_kv_heads == 32
+    assert parse(spec, num_key_value_heads=None).num_kv_heads == 64
+
+
 def test_windows_follow_the_architectures_rules() -> None:
     window = {"sliding_window": 32}
     assert parse(TinySpec("mistral"), **window).sliding_windows == (32, 32)
     assert parse(TinySpec("mistral"), sliding_window=None).sliding_windows == ()
     assert parse_without(TinySpec("mistral"), "sliding_window").sliding_windows == (4096, 4096)
-    qwen = TinySpec("qwen2", num_layers=3)
+    for model_type in ("qwen2", "qwen3"):
+        assert_windows_of_qwen(TinySpec(model_type, num_layers=3), window)
+
+
+def assert_windows_of_qwen(qwen: TinySpec, window: dict[str, Any]) -> None:
     assert parse(qwen, use_sliding_window=False, **window).sliding_windows == ()
     assert parse(qwen, **window).sliding_windows == ()
+    assert parse(qwen, use_sliding_window=True, sliding_window=None).sliding_windows == ()
     assert parse(qwen, use_sliding_window=True, max_window_layers=1, **window).sliding_windows == (None, 32, 32)
     kinds = ["sliding_attention", "full_attention", "full_attention"]
     assert parse(qwen, use_sliding_window=True, layer_types=kinds, **window).sliding_windows == (32, None, None)

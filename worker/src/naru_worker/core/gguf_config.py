@@ -24,7 +24,7 @@ from naru_worker.core.model_config import Architecture, ModelConfig, RopeConfig
 from naru_worker.core.rope import yarn_attention_factor
 from naru_worker.core.rope_scaling import MAX_FACTOR, MAX_THETA, RopeReading
 
-GgufArchitecture = Literal["llama", "qwen2", "qwen2moe", "qwen3moe", "gpt2"]
+GgufArchitecture = Literal["llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gpt2"]
 
 SUPPORTED_ARCHITECTURES: tuple[GgufArchitecture, ...] = get_args(GgufArchitecture)
 
@@ -94,7 +94,7 @@ def _parse(
         sliding_windows=_sliding_windows(fields, arch, num_layers),
         bos_token_id=_bos(fields),
         eos_token_ids=_eos(fields),
-        qk_norm=arch == "qwen3moe",
+        qk_norm=arch in ("qwen3", "qwen3moe"),
         experts=experts,
     )
 

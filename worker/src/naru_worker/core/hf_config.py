@@ -23,14 +23,19 @@ from naru_worker.core.fields import (
 from naru_worker.core.model_config import Activation, Architecture, ModelConfig
 from naru_worker.core.rope_scaling import read_hf_rope
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe", "gpt2")
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gpt2")
 _ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": "qwen2",
+    "qwen3": "qwen3",
     "mixtral": "mixtral",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
 _WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
+_ABSENT_KV_HEADS = {"mistral": 8, "mixtral": 8, "qwen3": 32}
+"""What the references have where the key is absent; null means one per head everywhere."""
+_ABSENT_HEAD_DIM = {"qwen3": 128}
+"""Likewise; others divide the hidden size by the number of heads."""
 
 GELU_KINDS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
@@ -66,17 +71,14 @@ def _parse_llama_like(fields: Fields, model_type: str, eos: tuple[int, ...]) -> 
     if activation not in ("silu", "swish"):
         fields.fail("hidden_act", f"is {activation!r}; {model_type} models with silu are supported")
     num_heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
-    # The reference of Mistral and Mixtral has 8 where the key is absent; null means one per head everywhere.
-    absent_kv_heads = (
-        8 if model_type in ("mistral", "mixtral") and "num_key_value_heads" not in fields.values else num_heads
-    )
-    num_kv_heads = fields.integer("num_key_value_heads", 1, MAX_HEADS, absent_kv_heads)
+    kv_heads = num_heads if "num_key_value_heads" in fields.values else _ABSENT_KV_HEADS.get(model_type, num_heads)
+    num_kv_heads = fields.integer("num_key_value_heads", 1, MAX_HEADS, kv_heads)
     hidden_size = fields.integer("hidden_size", 1, MAX_HIDDEN_SIZE)
-    head_dim = _head_dim(fields, hidden_size, num_heads)
+    head_dim = _head_dim(fields, model_type, hidden_size, num_heads)
     if num_heads % num_kv_heads:
         fields.fail("num_key_value_heads", f"is {num_kv_heads}; it must divide num_attention_heads {num_heads}")
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
-    has_bias = fields.boolean("attention_bias", False) if model_type in ("llama", "qwen3_moe") else False
+    has_bias = fields.boolean("attention_bias", False) if model_type in ("llama", "qwen3", "qwen3_moe") else False
     qkv_bias = fields.boolean("qkv_bias", True) if model_type == "qwen2_moe" else has_bias or model_type == "qwen2"
     positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
     rope = read_hf_rope(fields, head_dim, positions, 1e6 if model_type == "mixtral" else 1e4)
@@ -101,14 +103,14 @@ def _parse_llama_like(fields: Fields, model_type: str, eos: tuple[int, ...]) -> 
         sliding_windows=_sliding_windows(fields, model_type, num_layers),
         bos_token_id=_bos(fields),
         eos_token_ids=eos,
-        qk_norm=model_type == "qwen3_moe",
+        qk_norm=model_type in ("qwen3", "qwen3_moe"),
         experts=read_hf_experts(fields, model_type, num_layers) if model_type in _WITH_EXPERTS else None,
     )
 
 
-def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
-    if fields.has("head_dim"):
-        head_dim = fields.integer("head_dim", 2, MAX_HEAD_DIM)
+def _head_dim(fields: Fields, model_type: str, hidden_size: int, num_heads: int) -> int:
+    if fields.has("head_dim") or model_type in _ABSENT_HEAD_DIM:
+        head_dim = fields.integer("head_dim", 2, MAX_HEAD_DIM, _ABSENT_HEAD_DIM.get(model_type))
     elif hidden_size % num_heads:
         fields.fail("hidden_size", f"is {hidden_size}; without head_dim it must be a multiple of {num_heads} heads")
     else:
@@ -120,9 +122,10 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
 
 def _sliding_windows(fields: Fields, model_type: str, num_layers: int) -> tuple[int | None, ...]:
     """Window per layer; empty when every layer sees everything."""
-    if model_type not in ("mistral", "mixtral", "qwen2"):
+    if model_type not in ("mistral", "mixtral", "qwen2", "qwen3"):
         return ()
-    if model_type == "qwen2" and not fields.boolean("use_sliding_window", False):
+    is_qwen = model_type in ("qwen2", "qwen3")
+    if is_qwen and not fields.boolean("use_sliding_window", False):
         return ()
     if model_type == "mixtral" and not fields.has("sliding_window"):
         return ()
@@ -138,7 +141,7 @@ def _sliding_windows(fields: Fields, model_type: str, num_layers: int) -> tuple[
         if any(not isinstance(kind, str) or kind not in kinds for kind in layer_types):
             fields.fail("layer_types", f"holds a kind other than {', '.join(kinds)}")
         return tuple(kinds[str(kind)] for kind in layer_types)
-    first = fields.integer("max_window_layers", 0, MAX_LAYERS, 28) if model_type == "qwen2" else 0
+    first = fields.integer("max_window_layers", 0, MAX_LAYERS, 28) if is_qwen else 0
     return tuple(window if i >= first else None for i in range(num_layers))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Architecture = Literal["llama", "qwen2", "gpt2", "mixtral", "qwen2moe", "qwen3moe"]
+Architecture = Literal["llama", "qwen2", "gpt2", "qwen3", "mixtral", "qwen2moe", "qwen3moe"]
 NormKind = Literal["rms", "layer"]
 Activation = Literal["swiglu", "gelu_tanh", "gelu"]
 RopeKind = Literal["default", "linear", "llama3", "yarn"]

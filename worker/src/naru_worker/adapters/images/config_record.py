@@ -21,8 +21,8 @@ _MIN_NUMBER, _MAX_NUMBER = 1e-30, 1e30
 """Of rotary settings: all are positive, and several are divided by."""
 _MIN_THETA = 1.0 + 1e-6
 """Its logarithm is divided by."""
-_NOT_IN_IMAGES = ("qk_norm", "experts")
-"""Images are the CPU's, which serves no model that has these."""
+_NOT_IN_IMAGES = ("experts",)
+"""Images are the CPU's, which serves no model that has them."""
 _SIZES = {
     "vocab_size": MAX_VOCAB_SIZE,
     "hidden_size": MAX_HIDDEN_SIZE,
@@ -62,7 +62,7 @@ def config_from_json(where: str, values: object) -> ModelConfig:
         sliding_windows=_windows(fields),
         bos_token_id=fields.integer("bos_token_id", 0, MAX_VOCAB_SIZE) if fields.has("bos_token_id") else None,
         eos_token_ids=tuple(sorted(fields.token_ids("eos_token_ids"))),
-        qk_norm=False,
+        qk_norm=_flag(fields, "qk_norm"),
         experts=None,
     )
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from naru_worker.adapters.images.errors import ImageDamaged
 
 MAGIC = b"NARUIMG\n"
-VERSION = 1
+VERSION = 2
 PAGE_BYTES = 4096
 ALIGN_BYTES = 64
 CHUNK_BYTES = 64 * 1024

@@ -3,7 +3,7 @@
 DIGEST.naru         an image, whole: it came by a rename
 DIGEST.used         its time is the image's last use; it says when the image's sums were last compared
 *.partial           an image being packed, of its full size from the start; locked by whoever packs it
-sources/KEY.json    what a source looked like when it was packed, and the image it gave
+sources/KEY-V.json  what a source looked like when it was packed, and the image it gave; V: the layout's version
 locks/NAME.lock     see `file_locks`
 """
 
@@ -23,7 +23,7 @@ from naru_proto.errors import LoadError
 from naru_worker.adapters.images.errors import ImageDamaged, StoreFull
 from naru_worker.adapters.images.eviction import StoredImage
 from naru_worker.adapters.images.file_locks import try_lock
-from naru_worker.adapters.images.header import HASH_BYTES, PAGE_BYTES, ImageHeader
+from naru_worker.adapters.images.header import HASH_BYTES, PAGE_BYTES, VERSION, ImageHeader
 from naru_worker.adapters.images.source_files import SourceFiles
 
 _DIGEST = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
@@ -172,7 +172,7 @@ class ImageFolder:
     def record(self, files: SourceFiles, path: Path) -> None:
         """Notes which image a source gave. A disk that refuses costs the next load some time, no more."""
         value = {"fingerprint": files.fingerprint, "digest": path.stem, "source": str(files.path)}
-        record = self._sources / f"{files.key}.json"
+        record = self._record_path(files)
         temporary = record.with_suffix(f".{uuid.uuid4().hex}.tmp")
         try:
             temporary.write_text(json.dumps(value))
@@ -182,11 +182,15 @@ class ImageFolder:
 
     def recorded(self, files: SourceFiles) -> Path | None:
         """The image that the source gave when it looked like this, if it is here."""
-        value = self._read_record(self._sources / f"{files.key}.json")
+        value = self._read_record(self._record_path(files))
         if value.get("fingerprint") != files.fingerprint:
             return None
         path = self.image(str(value["digest"]))
         return path if path.is_file() else None
+
+    def _record_path(self, files: SourceFiles) -> Path:
+        """Of this layout: workers that read another one may share the folder, and have records of their own."""
+        return self._sources / f"{files.key}-{VERSION}.json"
 
     def _read_record(self, record: Path) -> dict[str, object]:
         """Empty when it is not there or not ours."""

@@ -94,12 +94,14 @@ class TapeRecorder:
     def rope_kv(
         self, qkv: Buffer, layer: int, num_heads: int, rope: RopeConfig | None, norms: HeadNorms | None = None
     ) -> Queries:
-        """Rotates in place and writes keys and values; the queries stay where they are."""
-        assert norms is None, "models with norms of heads were refused"
+        """Norms and rotates in place and writes keys and values; the queries stay where they are."""
         needed = (num_heads + 2 * self._num_kv_heads) * self._head_dim
         if qkv.width != needed:
             raise LoadError(f"layer {layer}: q, k and v have {qkv.width} rows together; {needed} are needed")
-        self._record(_ROPE_KV, src=qkv, layer=layer, kind=num_heads)
+        if norms is None:
+            self._record(_ROPE_KV, src=qkv, layer=layer, kind=num_heads)
+        else:
+            self._record(_ROPE_KV, src=qkv, layer=layer, kind=num_heads, weight=norms.q, bias=norms.k, value=norms.eps)
         return Queries(qkv, num_heads)
 
     def attention(self, q: Queries, layer: int, scale: float, window: int | None) -> Buffer:

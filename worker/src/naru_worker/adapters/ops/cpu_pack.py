@@ -60,11 +60,10 @@ def check_served(config: ModelConfig) -> None:
     Raises:
         LoadError: names it, and who can serve it.
     """
-    if config.experts is not None or config.qk_norm:
-        what = "a mixture of experts" if config.experts is not None else "norms of queries and keys"
+    if config.experts is not None:
         raise LoadError(
-            f"the model ({config.architecture}) has {what}, which the cpu backend cannot serve; use a pool of GPUs "
-            "(backend cuda), or backend ref",
+            f"the model ({config.architecture}) has a mixture of experts, which the cpu backend cannot serve; use a "
+            "pool of GPUs (backend cuda), or backend ref",
             param="backend",
         )
 

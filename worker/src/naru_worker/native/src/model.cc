@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "gemm_tiles.h"
 #include "rowops.h"
 #include "tiles.h"
@@ -128,10 +130,9 @@ uint64_t Model::needed_by(const Instruction& op) const {
     case kLinearAdd:
     case kLogits:
       return matrices_[op.weight]->end;
-    case kNorm: {
-      const uint64_t weight = vectors_[op.weight].end, bias = op.bias < 0 ? 0 : vectors_[op.bias].end;
-      return weight > bias ? weight : bias;
-    }
+    case kNorm:
+    case kRopeKV:
+      return std::max(end_of(op.weight), end_of(op.bias));
     default:
       return 0;
   }

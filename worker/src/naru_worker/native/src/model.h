@@ -72,6 +72,9 @@ class Model {
   void prepare_chunk(int member, int first, int count);
   void copy_blocks(int member);
   void gather(int member, int row, int count, int at, int first);
+  // Of a vector; null where an instruction has none.
+  const float* values_of(int id) const { return id < 0 ? nullptr : vectors_[id].values; }
+  uint64_t end_of(int id) const { return id < 0 ? 0 : vectors_[id].end; }
   float* member_scratch(int member) { return layout_.scratch + static_cast<size_t>(member) * layout_.scratch_stride; }
 
   ModelSpec spec_;

@@ -50,8 +50,8 @@ struct Instruction {
   int32_t op;
   int32_t dst;
   int32_t src;
-  int32_t weight;
-  int32_t bias;  // -1: none
+  int32_t weight;  // of kRopeKV: the norm of each head's query, a vector; -1: none
+  int32_t bias;    // -1: none; of kRopeKV: the norm of each head's key
   int32_t layer;
   int32_t kind;
   int32_t window;  // 0: full

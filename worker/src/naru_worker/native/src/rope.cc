@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "rowops.h"
+
 namespace naru {
 namespace {
 
@@ -92,11 +94,15 @@ void rope_table_row(int position, const double* inverse_frequency, int half, flo
   }
 }
 
-void rope_kv_row(float* row, int num_heads, const float* table, int rotary_dim, const KVCache& kv, int layer,
-                 int slot, float* scratch) {
+void rope_kv_row(float* row, int num_heads, const HeadNorms& norms, const float* table, int rotary_dim,
+                 const KVCache& kv, int layer, int slot, float* scratch) {
   const int dim = kv.head_dim;
-  if (table != nullptr)
-    for (int h = 0; h < num_heads + kv.num_heads; ++h) rotate(row + static_cast<size_t>(h) * dim, table, rotary_dim / 2);
+  for (int h = 0; h < num_heads + kv.num_heads; ++h) {
+    float* x = row + static_cast<size_t>(h) * dim;
+    const float* norm = h < num_heads ? norms.q : norms.k;
+    if (norm != nullptr) norm_row(x, dim, norm, nullptr, norms.eps, kRms, x);
+    if (table != nullptr) rotate(x, table, rotary_dim / 2);
+  }
   const float* k = row + static_cast<size_t>(num_heads) * dim;
   const float* v = k + static_cast<size_t>(kv.num_heads) * dim;
   for (int h = 0; h < kv.num_heads; ++h) {

@@ -173,8 +173,7 @@ void Model::execute(size_t index, int member, int first, int rows) {
     case kNorm:
       each_row(rows, [&](int r) {
         float* to = dst->wants_f ? dst->f + static_cast<size_t>(r) * dst->ld : scratch;
-        norm_row(src->f + static_cast<size_t>(r) * src->ld, src->width, vectors_[op.weight].values,
-                 op.bias < 0 ? nullptr : vectors_[op.bias].values, op.value, op.kind, to);
+        norm_row(src->f + static_cast<size_t>(r) * src->ld, src->width, values_of(op.weight), values_of(op.bias), op.value, op.kind, to);
         emit_row(*dst, r, to, tile_row(r));
       });
       break;
@@ -197,13 +196,15 @@ void Model::execute(size_t index, int member, int first, int rows) {
                     false, false, then_[index], scratch},
              &pool_, member);
       break;
-    case kRopeKV:
+    case kRopeKV: {
+      const HeadNorms norms{values_of(op.weight), values_of(op.bias), op.value};
       each_row(rows, [&](int r) {
-        rope_kv_row(src->f + static_cast<size_t>(r) * src->ld, op.kind,
+        rope_kv_row(src->f + static_cast<size_t>(r) * src->ld, op.kind, norms,
                     spec_.rotary_dim > 0 ? layout_.rope + static_cast<size_t>(r) * spec_.rotary_dim : nullptr,
                     spec_.rotary_dim, kv_, op.layer, in_.slots[first + r], scratch);
       });
       break;
+    }
     case kAttention: {
       const bool whole_groups = dst->wants_q && spec_.head_dim % kGroup == 0;
       const Attention job{src->f, src->ld, spec_.num_heads, &kv_, op.layer, op.value, op.window, dst->f, dst->ld,
