@@ -34,6 +34,10 @@ def _qwen(layers: int, hidden: int, inner: int, heads: int, kv_heads: int, *, ti
     return ModelShape(layers, hidden, inner, heads, kv_heads, head_dim, vocab, is_head_tied=tied, has_qkv_bias=True)
 
 
+def _qwen3(layers: int, hidden: int, inner: int, heads: int, *, tied: bool = False) -> ModelShape:
+    return ModelShape(layers, hidden, inner, heads, 8, 128, 151_936, is_head_tied=tied, has_qk_norm=True)
+
+
 def _experts(
     layers: int, hidden: int, inner: int, heads: int, kv_heads: int, experts: int, chosen: int, *, vocab: int,
     norms: bool = False,
@@ -60,6 +64,12 @@ MODELS = {
         Model("qwen2.5-32b", _qwen(64, 5120, 27_648, 40, 8), 32_768),
         Model("qwen2.5-72b", _qwen(80, 8192, 29_568, 64, 8), 32_768),
         Model("mixtral-8x7b", _experts(32, 4096, 14_336, 32, 8, 8, 2, vocab=32_000), 32_768),
+        Model("qwen3-0.6b", _qwen3(28, 1024, 3072, 16, tied=True), 40_960),
+        Model("qwen3-1.7b", _qwen3(28, 2048, 6144, 16, tied=True), 40_960),
+        Model("qwen3-4b", _qwen3(36, 2560, 9728, 32, tied=True), 40_960),
+        Model("qwen3-8b", _qwen3(36, 4096, 12_288, 32), 40_960),
+        Model("qwen3-14b", _qwen3(40, 5120, 17_408, 40), 40_960),
+        Model("qwen3-32b", _qwen3(64, 5120, 25_600, 64), 40_960),
         Model("qwen3-30b-a3b", _experts(48, 2048, 768, 32, 4, 128, 8, vocab=151_936, norms=True), 40_960),
         Model("qwen3-235b-a22b", _experts(94, 4096, 1536, 64, 4, 128, 8, vocab=151_936, norms=True), 40_960),
         Model("smollm2-135m", ModelShape(30, 576, 1536, 9, 3, 64, 49_152, is_head_tied=True), 8192),
