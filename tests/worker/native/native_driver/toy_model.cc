@@ -101,13 +101,17 @@ ToyModel::ToyModel(naru::Device* device, const Shape& shape, uint32_t seed) : sh
   std::vector<naru::Instruction> tape;
   const std::vector<float> ones(static_cast<size_t>(hidden), 1.f);
   const int norm = naru_add_vector(model_, ones.data(), hidden);
+  // Of its own size, so that a read behind it is found.
+  const std::vector<float> head_ones(static_cast<size_t>(shape.head_dim), 1.f);
+  const int head_norm = naru_add_vector(model_, head_ones.data(), shape.head_dim);
   tape.push_back({naru::kEmbed, 0, -1, matrix(kVocab, hidden, naru::kW8), -1, 0, 0, 0, 0.f, 0});
   for (int layer = 0; layer < kLayers; ++layer) {
     const int window = layer == 1 ? 100 : 0;
     const float scale = 1.f / std::sqrt(static_cast<float>(shape.head_dim));
     tape.push_back({naru::kNorm, 1, 0, norm, -1, 0, 0, 0, 1e-5f, 0});
     tape.push_back({naru::kLinear, 2, 1, matrix(qkv, hidden, shape.weight_format), -1, 0, 0, 0, 0.f, 0});
-    tape.push_back({naru::kRopeKV, -1, 2, -1, -1, layer, heads, 0, 0.f, 0});
+    const int normed = layer == 1 ? head_norm : -1;
+    tape.push_back({naru::kRopeKV, -1, 2, normed, normed, layer, heads, 0, 1e-5f, 0});
     tape.push_back({naru::kAttention, 3, 2, -1, -1, layer, 0, window, scale, 0});
     tape.push_back({naru::kLinearAdd, 0, 3, matrix(hidden, width, shape.weight_format), -1, 0, 0, 0, 0.f, 0});
     tape.push_back({naru::kNorm, 1, 0, norm, -1, 0, 0, 0, 1e-5f, 0});
