@@ -173,7 +173,8 @@ void Model::execute(size_t index, int member, int first, int rows) {
     case kNorm:
       each_row(rows, [&](int r) {
         float* to = dst->wants_f ? dst->f + static_cast<size_t>(r) * dst->ld : scratch;
-        norm_row(src->f + static_cast<size_t>(r) * src->ld, src->width, values_of(op.weight), values_of(op.bias), op.value, op.kind, to);
+        norm_row(src->f + static_cast<size_t>(r) * src->ld, src->width, values_of(op.weight), values_of(op.bias),
+                 op.value, op.kind, to);
         emit_row(*dst, r, to, tile_row(r));
       });
       break;
