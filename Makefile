@@ -67,8 +67,11 @@ kernels: $(DEV)
 	@$(BIN)/python -c 'from naru_worker.native import build, isa; flags = isa.cpu_flags(); \
 	[build.ensure_library(variant) for variant in isa.VARIANTS if isa.runnable(variant, flags)]'
 
-pytest: $(DEV) $(CLIENTS) $(NODE_CLIENTS)
-	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile --ignore e2e/controlplane $(PYTEST_ARGS)
+# Tests of one file stay together: many share a server or a model.
+IN_PROCESSES := --numprocesses $(PYTEST_WORKERS) --dist loadfile
+
+pytest: $(DEV)
+	$(BIN)/python -m pytest $(IN_PROCESSES) --ignore e2e/controlplane $(PYTEST_ARGS)
 
 test-api: $(DEV) $(CLIENTS) $(NODE_CLIENTS) ## clients, every example of the docs, stories and generated requests against real models
 	NARU_E2E=1 $(BIN)/python -m pytest e2e/api $(PYTEST_ARGS)
@@ -79,7 +82,7 @@ fuzz-api: $(DEV) $(CLIENTS) ## thousands of requests generated from /openapi.jso
 test-cpu: $(CPU) ## the CPU path's tests in an environment without torch
 	@$(CPU_VENV)/bin/python -c 'import importlib.util as u, sys; \
 	sys.exit(u.find_spec("torch") and "torch is in $(CPU_VENV): remove that folder and try again")'
-	$(CPU_VENV)/bin/python -m pytest -m "not torch" $(CPU_TESTS) $(PYTEST_ARGS)
+	$(CPU_VENV)/bin/python -m pytest $(IN_PROCESSES) -m "not torch" $(CPU_TESTS) $(PYTEST_ARGS)
 
 NATIVE_DRIVER := PYTHON=$(PYTHON) bash tests/worker/native/native_driver/build_driver.sh
 
