@@ -100,6 +100,8 @@ def play(
     """Plays the steps; refusals change nothing."""
     worker = VirtualWorker(config, footprints, chance=random.Random(seed), luck=luck)
     generations = dict.fromkeys(NAMES, 1)
+    taken = dict(generations)
+    """Those that were not refused."""
     specs = dict.fromkeys(NAMES, 0)
     requests: list[tuple[str, int]] = []
     for step in steps:
@@ -123,8 +125,11 @@ def play(
                 worker.ask(ask)
             except LoadError as error:
                 assert "bytes" in error.message
+            else:
+                taken[step.model] = ask.generation
         elif step.kind == "release":
             generations[step.model] += 1
+            taken[step.model] = generations[step.model]
             tier = None if step.tier is Tier.ACTIVE else step.tier
             worker.release(Release(step.model, generations[step.model], 0, tier, float(step.number)))
         elif step.kind == "move":
@@ -134,7 +139,7 @@ def play(
             except NaruError as error:
                 assert (repr(entry), worker.hub.memory) == before, error
             else:
-                assert entry is not None and entry.is_wanted and entry.generation == generation
+                assert entry is not None and entry.is_wanted and entry.generation == taken[step.model]
         elif step.kind == "request" and entry is not None and entry.is_wanted:
             requests.append((step.model, worker.request(step.model)))
         elif step.kind == "cancel" and requests:
