@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
 if TYPE_CHECKING:
@@ -20,14 +19,15 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from disk_worker import started  # noqa: E402
 from mapped_host import MappedHost, map_host  # noqa: E402
 from tiny_models import TinySpec  # noqa: E402
-from toy_worker import DEADLINE_S, RunningWorker, ToyLoader, ask, ids, toy_settings  # noqa: E402
+from toy_worker import DEADLINE_S, RunningWorker, ask, ids, toy_settings  # noqa: E402
 from worker_probes import scrape  # noqa: E402
 
-from naru_proto.v1 import worker_pb2, worker_pb2_grpc  # noqa: E402
+from naru_proto.v1 import worker_pb2  # noqa: E402
 from naru_worker.adapters.ops.cuda.memory.pinned_pool import PinnedPool  # noqa: E402
-from naru_worker.app import WorkerApp, build  # noqa: E402
+from naru_worker.app import WorkerApp  # noqa: E402
 from naru_worker.core.residency import ModelState  # noqa: E402
 from naru_worker.settings import EngineSettings, MemorySettings  # noqa: E402
 
@@ -50,21 +50,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return Gpu(host, map_host(monkeypatch, host))
 
 
-@contextlib.asynccontextmanager
-async def gpu_worker(home: Path, host_bytes: int = 4 << 20) -> AsyncIterator[RunningWorker]:
-    settings = dataclasses.replace(
-        toy_settings(home=str(home), metrics_listen="127.0.0.1:0"),
-        engine=EngineSettings(backend="cuda", step_timeout_s=120.0, max_num_seqs=2, max_num_batched_tokens=64),
-        memory=MemorySettings(memory_budget_bytes=2 << 30, host_budget_bytes=host_bytes, kv_cache_bytes=1 << 20),
+def gpu_worker(home: Path, host_bytes: int = 4 << 20) -> AbstractAsyncContextManager[RunningWorker]:
+    return started(
+        dataclasses.replace(
+            toy_settings(home=str(home), metrics_listen="127.0.0.1:0"),
+            engine=EngineSettings(backend="cuda", step_timeout_s=120.0, max_num_seqs=2, max_num_batched_tokens=64),
+            memory=MemorySettings(memory_budget_bytes=2 << 30, host_budget_bytes=host_bytes, kv_cache_bytes=1 << 20),
+        )
     )
-    app = build(settings)
-    await app.start()
-    try:
-        async with grpc.aio.insecure_channel(app.address) as channel:
-            yield RunningWorker(app, ToyLoader(), channel, worker_pb2_grpc.WorkerStub(channel))
-    finally:
-        async with asyncio.timeout(DEADLINE_S):
-            await app.shut_down()
 
 
 def slots_of(app: WorkerApp) -> PinnedPool:

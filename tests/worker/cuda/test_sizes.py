@@ -101,7 +101,7 @@ def test_what_a_model_has_of_the_device_was_counted(
     assert runner.graphs.num_graphs > 0
     streams.synchronize()
     ours = {at: size for at, size in storages(runner).items() if at not in before and at not in streams.on_host}
-    counted = backend.device_bytes(checkpoint, options) - runner.graphs.limits.max_bytes
+    counted = backend.runner_bytes(checkpoint, options).device_bytes - runner.graphs.limits.max_bytes
     results = 4096  # of the newest steps, which their handles hold
     assert counted / 2 <= sum(ours.values()) <= counted + results
     runner.close()

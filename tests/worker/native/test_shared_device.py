@@ -178,7 +178,7 @@ def test_the_workspace_a_model_claims_is_known_before_loading(variant: str, name
     runner = cpu.load_runner(checkpoint, options, variant)
     claimed = runner._library.naru_claims(runner._model)
     runner.close()
-    assert cpu.workspace_bytes(checkpoint, options, variant=variant) == claimed
+    assert cpu.workspace_bytes(checkpoint.config, options, variant=variant) == claimed
     device = open_device(options.num_threads, variant)
     assert device.library.naru_claimed_bytes(device.handle) >= claimed
 
@@ -186,7 +186,7 @@ def test_the_workspace_a_model_claims_is_known_before_loading(variant: str, name
 def test_a_step_stays_inside_the_workspace_its_model_claims(variant: str) -> None:
     config, formats, default = MODELS["nibbles"]
     device = open_device(2, variant)
-    bytes_before = cpu.workspace_bytes(checkpoint_of(config, formats, default), OPTIONS, variant=variant)
+    bytes_before = cpu.workspace_bytes(config, OPTIONS, variant=variant)
     # A larger model makes room behind; what lies there is not the small one's.
     large = replace(OPTIONS, max_model_len=60_000)
     cpu.load_runner(checkpoint_of(config, formats, default), large, variant).close()

@@ -15,17 +15,25 @@ from toy_worker import DEADLINE_S, RunningWorker, ToyLoader, toy_settings
 from naru_proto.v1 import worker_pb2, worker_pb2_grpc
 from naru_worker.adapters.engine.batch_engine import BatchEngine
 from naru_worker.app import build
-from naru_worker.settings import ImageSettings, MemorySettings
+from naru_worker.settings import ImageSettings, MemorySettings, WorkerSettings
+
+
+def disk_worker(
+    home: Path, budget_bytes: int = 2**30, **server: Any
+) -> contextlib.AbstractAsyncContextManager[RunningWorker]:
+    """A started worker with a connected client; ended afterwards."""
+    return started(
+        dataclasses.replace(
+            toy_settings(home=str(home), **server),
+            memory=MemorySettings(memory_budget_bytes=budget_bytes, host_budget_bytes=0),
+            images=ImageSettings(image_budget_bytes=0),
+        )
+    )
 
 
 @contextlib.asynccontextmanager
-async def disk_worker(home: Path, budget_bytes: int = 2**30, **server: Any) -> AsyncIterator[RunningWorker]:
-    """A started worker with a connected client; ended afterwards."""
-    settings = dataclasses.replace(
-        toy_settings(home=str(home), **server),
-        memory=MemorySettings(memory_budget_bytes=budget_bytes, host_budget_bytes=0),
-        images=ImageSettings(image_budget_bytes=0),
-    )
+async def started(settings: WorkerSettings) -> AsyncIterator[RunningWorker]:
+    """A worker with its own loader, and a client; ended afterwards."""
     app = build(settings)
     await app.start()
     try:

@@ -222,7 +222,7 @@ def test_the_cpu_backend_says_that_it_cannot_and_who_can(kind: Kind, tmp_path: P
     options = RunnerOptions(block_size=16, num_blocks=8, max_num_tokens=64, max_num_seqs=4, max_model_len=128)
     for ask in (
         lambda: cpu.weight_bytes(checkpoint),
-        lambda: cpu.workspace_bytes(checkpoint, options),
+        lambda: cpu.workspace_bytes(checkpoint.config, options),
         lambda: cpu.load_runner(checkpoint, options),
         lambda: plan_weights(checkpoint, lambda _number, rows, columns: rows * columns),
     ):

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from naru_worker.adapters.engine.batch_runner import EncoderRunner
 from naru_worker.adapters.ops.encoder_options import EncoderOptions
-from naru_worker.adapters.ops.protocol import FloatArray, KVFormat, Runner, RunnerOptions
+from naru_worker.adapters.ops.protocol import FloatArray, KVFormat, Runner, RunnerBytes, RunnerOptions
 from naru_worker.adapters.weights.checkpoint import Checkpoint
 from naru_worker.adapters.weights.watched_checkpoint import OnShare
 from naru_worker.core.encoder_config import EncoderConfig
@@ -33,17 +33,11 @@ class Backend(Protocol):
     def load_runner(self, checkpoint: Checkpoint, options: RunnerOptions, *, on_share: OnShare | None = None) -> Runner:
         """Reads the weights and allocates the KV cache. What `on_share` raises ends it, and nothing is held."""
 
-    def weight_bytes(self, checkpoint: Checkpoint) -> int:
-        """Bytes of the weights as they will lie in memory."""
+    def runner_bytes(self, checkpoint: Checkpoint, options: RunnerOptions) -> RunnerBytes:
+        """What a runner will take; reads shapes and formats."""
 
     def kv_block_bytes(self, config: ModelConfig, options: RunnerOptions) -> int:
         """Bytes of one KV block over all layers."""
-
-    def workspace_bytes(self, checkpoint: Checkpoint, options: RunnerOptions) -> int:
-        """Bytes of the activations of a step; all models of a process share one workspace."""
-
-    def device_bytes(self, checkpoint: Checkpoint, options: RunnerOptions) -> int:
-        """Bytes that a runner has beside these, and keeps while its weights wait in host memory."""
 
 
 class EncoderBackend(Protocol):

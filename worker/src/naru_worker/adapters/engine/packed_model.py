@@ -41,7 +41,7 @@ def prepare_packed(
             weights_key=image.weights_key,
             weight_bytes=image.weight_bytes,
             kv_block_bytes=cpu.kv_block_bytes(config, base),
-            workspace_bytes=cpu.workspace_bytes(image, base),
+            workspace_bytes=cpu.workspace_bytes(config, base),
             tokenizer_bytes=image.tokenizer_bytes,
         )
         size = size_model(name, facts, base, room.engine, room.memory, spec.options, room.ledger.budget_bytes)

@@ -62,15 +62,16 @@ def _facts(name: str, checkpoint: Checkpoint, room: EngineRoom, base: RunnerOpti
 
         exchanged_bytes = exchange_bytes(room.engine.backend, config, base)
         checkpoint = shard_sizes(checkpoint, num_ranks)
+    taken = backend.runner_bytes(checkpoint, base)
     return FileFacts(
         config,
         # Copies share nothing: each load is its own.
         weights_key=f"own:{name}",
-        weight_bytes=backend.weight_bytes(checkpoint),
+        weight_bytes=taken.weight_bytes,
         kv_block_bytes=backend.kv_block_bytes(checkpoint.config, base),
-        workspace_bytes=backend.workspace_bytes(checkpoint, base) + exchanged_bytes,
+        workspace_bytes=taken.workspace_bytes + exchanged_bytes,
         tokenizer_bytes=TOKENIZER_BYTES,
-        device_bytes=backend.device_bytes(checkpoint, base),
+        device_bytes=taken.device_bytes,
         can_sleep=room.sleep_slots is not None and num_ranks == 1,
     )
 

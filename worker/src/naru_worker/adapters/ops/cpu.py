@@ -1,6 +1,6 @@
 """The `cpu` backend: models as native weights, native KV caches and recorded tapes, all on one device per process.
 
-Loaded by name like any backend (`load_runner`, `weight_bytes`, `kv_block_bytes`). Imports no torch.
+Loaded by name like any backend (`load_runner`, `runner_bytes`, `kv_block_bytes`). Imports no torch.
 
 A token's result depends on its kind (prompt or generated) and on its sequence alone, bit for bit: batch mates, chunks,
 the number of threads, other models and a cached prefix of prompt tokens change nothing. The two kinds take different
@@ -12,7 +12,6 @@ earlier answer left in the cache keep the numbers they were generated with when 
 from __future__ import annotations
 
 import ctypes
-from typing import Protocol
 
 from naru_worker.adapters.models.decoder import load_weights
 from naru_worker.adapters.ops import cpu_sizes
@@ -21,7 +20,7 @@ from naru_worker.adapters.ops.cpu_pack import WeightSizer, check_served
 from naru_worker.adapters.ops.cpu_runner import CpuRunner
 from naru_worker.adapters.ops.cpu_sizes import kv_block_bytes
 from naru_worker.adapters.ops.native_lib import best_isa, load_best, load_variant
-from naru_worker.adapters.ops.protocol import RunnerOptions
+from naru_worker.adapters.ops.protocol import RunnerBytes, RunnerOptions
 from naru_worker.adapters.ops.weights_image import WeightsImage
 from naru_worker.adapters.weights.checkpoint import Checkpoint
 from naru_worker.adapters.weights.watched_checkpoint import OnShare, watched
@@ -30,12 +29,12 @@ from naru_worker.core.model_config import ModelConfig
 __all__ = [
     "CpuDevice",
     "CpuRunner",
-    "device_bytes",
     "isa",
     "kv_block_bytes",
     "load_image_runner",
     "load_runner",
     "open_device",
+    "runner_bytes",
     "weight_bytes",
     "workspace_bytes",
 ]
@@ -107,27 +106,19 @@ def weight_bytes(checkpoint: Checkpoint) -> int:
     return sizer.arena_bytes + sizer.vector_bytes
 
 
-def device_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> int:
-    """None: all of a runner goes with it."""
-    return 0
+def runner_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> RunnerBytes:
+    """Weights and workspace; raises as these do."""
+    return RunnerBytes(weight_bytes(checkpoint), workspace_bytes(checkpoint.config, options))
 
 
-class Configured(Protocol):
-    """What a model is known by, whichever way its weights come: a checkpoint, or an image of one."""
-
-    @property
-    def config(self) -> ModelConfig:
-        """Its shape."""
-
-
-def workspace_bytes(model: Configured, options: RunnerOptions, *, variant: str | None = None) -> int:
+def workspace_bytes(config: ModelConfig, options: RunnerOptions, *, variant: str | None = None) -> int:
     """Bytes of the workspace that a step of this model uses. All models share one: the largest counts.
 
     Raises:
         LoadError: a size is out of range, or the kernels cannot be built.
     """
-    check_served(model.config)
-    return cpu_sizes.workspace_bytes(load_best() if variant is None else load_variant(variant), model.config, options)
+    check_served(config)
+    return cpu_sizes.workspace_bytes(load_best() if variant is None else load_variant(variant), config, options)
 
 
 def _sized(library: ctypes.CDLL, checkpoint: Checkpoint) -> WeightSizer:

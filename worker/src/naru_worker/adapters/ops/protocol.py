@@ -219,6 +219,18 @@ class HeadNorms:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerBytes:
+    """What a runner will take beside its KV cache, known before there is one."""
+
+    weight_bytes: int
+    """Of the weights as they will lie in memory."""
+    workspace_bytes: int
+    """Of the activations of a step; all models of a process share one workspace."""
+    device_bytes: int = 0
+    """What it has beside these, and keeps while its weights wait in host memory."""
+
+
 class Ops(Protocol):
     """One model's operations on one backend: weights in, graph built once by the decoder, then `run` per step."""
 

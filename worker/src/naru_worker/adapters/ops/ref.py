@@ -1,6 +1,6 @@
 """The `ref` backend: every operation in plain torch, float32, on the CPU. The oracle of the fast backends.
 
-Loaded by name like any backend (`load_runner`, `weight_bytes`, `kv_block_bytes`). Weights are decoded to float32, the
+Loaded by name like any backend (`load_runner`, `runner_bytes`, `kv_block_bytes`). Weights are decoded to float32, the
 KV cache is paged; each operation computes at once, so the decoder runs at each step. Not meant to be fast.
 """
 
@@ -23,6 +23,7 @@ from naru_worker.adapters.ops.protocol import (
     KVConfig,
     Ops,
     RawTensor,
+    RunnerBytes,
     RunnerOptions,
     SampleOutput,
     SamplingBatch,
@@ -63,18 +64,14 @@ def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
     return options.block_size * (values + scales)
 
 
-def device_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> int:
-    """None: all of a runner goes with it."""
-    return 0
-
-
-def workspace_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> int:
-    """About the activations of a step: torch takes and gives them back by itself."""
+def runner_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> RunnerBytes:
+    """Weights, and about the activations of a step: torch takes and gives them back by itself."""
     config = checkpoint.config
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     widths = 4 * config.hidden_size + 2 * qkv + 3 * config.widest_inner_size
     scores = config.num_heads * options.max_model_len
-    return 4 * options.max_num_tokens * (widths + scores + config.vocab_size)
+    workspace = 4 * options.max_num_tokens * (widths + scores + config.vocab_size)
+    return RunnerBytes(weight_bytes(checkpoint), workspace)
 
 
 @dataclass(frozen=True, slots=True)

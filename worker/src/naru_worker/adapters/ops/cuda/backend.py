@@ -1,6 +1,6 @@
 """The `cuda` backend: models on one NVIDIA GPU, by Triton kernels and cuBLAS.
 
-Loaded by name like any backend (`load_runner`, `weight_bytes`, `kv_block_bytes`, `workspace_bytes`, `device_bytes`).
+Loaded by name like any backend (`load_runner`, `runner_bytes`, `kv_block_bytes`).
 Under ``TRITON_INTERPRET=1`` the same code computes on the CPU, slowly and in float32: that is how it is tested without
 a GPU.
 
@@ -20,12 +20,12 @@ from naru_worker.adapters.ops.cuda.interpreter import is_interpreted
 from naru_worker.adapters.ops.cuda.kv_views import block_bytes, element_type
 from naru_worker.adapters.ops.cuda.runner import CudaRunner
 from naru_worker.adapters.ops.cuda.warm_up import warm_up
-from naru_worker.adapters.ops.protocol import KVConfig, RunnerOptions
+from naru_worker.adapters.ops.protocol import KVConfig, RunnerBytes, RunnerOptions
 from naru_worker.adapters.weights.checkpoint import Checkpoint
 from naru_worker.adapters.weights.watched_checkpoint import OnShare, watched
 from naru_worker.core.model_config import ModelConfig
 
-__all__ = ["CudaRunner", "device_bytes", "kv_block_bytes", "load_runner", "weight_bytes", "workspace_bytes"]
+__all__ = ["CudaRunner", "kv_block_bytes", "load_runner", "runner_bytes", "weight_bytes"]
 
 
 def load_runner(checkpoint: Checkpoint, options: RunnerOptions, on_share: OnShare | None = None) -> CudaRunner:
@@ -66,24 +66,20 @@ def kv_block_bytes(config: ModelConfig, options: RunnerOptions) -> int:
     return block_bytes(KVConfig.of(config, options), element_type(options.kv_format, open_gpu().activation_dtype))
 
 
-def workspace_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> int:
-    """About the activations of a step, which models share.
+def runner_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> RunnerBytes:
+    """Weights; about the activations of a step, which models share; graphs, sampler and what steps read: each model has
+    its own, and keeps it while it sleeps.
 
     Raises:
         LoadError: there is no GPU to use, or a tensor does not fit the config.
     """
-    gpu = open_gpu()
-    return sizes.workspace_bytes(gpu, checkpoint.config, options, _sized(gpu, checkpoint).products)
-
-
-def device_bytes(checkpoint: Checkpoint, options: RunnerOptions) -> int:
-    """Graphs, sampler and what steps read: each model has its own, and keeps it while it sleeps.
-
-    Raises:
-        LoadError: there is no GPU to use, or a tensor does not fit the config.
-    """
-    gpu = open_gpu()
-    return sizes.device_bytes(gpu, checkpoint.config, options, _sized(gpu, checkpoint).products)
+    gpu, config = open_gpu(), checkpoint.config
+    sizer = _sized(gpu, checkpoint)
+    return RunnerBytes(
+        sizer.num_bytes,
+        sizes.workspace_bytes(gpu, config, options, sizer.products),
+        sizes.device_bytes(gpu, config, options, sizer.products),
+    )
 
 
 def _sized(gpu: GpuDevice, checkpoint: Checkpoint) -> WeightSizer:
